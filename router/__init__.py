@@ -1,0 +1,3 @@
+"""Homing: a session-affinity router for vLLM fleets."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""What every layer shares: identifiers, errors, units, clocks, task ownership. Standard library only."""

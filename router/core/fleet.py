@@ -1,0 +1,58 @@
+"""Replicas as configured, and what they report of themselves: values only."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from router.base.ids import ReplicaId
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSpec:
+    """A replica as the configuration or discovery names it."""
+
+    id: ReplicaId
+    url: str
+    """`http://host:port`, no path, no trailing slash."""
+    kv_tokens: int | None = None
+    """KV capacity where the operator knows better than `/metrics`."""
+
+
+class Report(NamedTuple):
+    """One look at a replica's `/metrics`. A missing figure is `None`, never zero."""
+
+    start_time: float | None = None
+    """Unix seconds at which its process started."""
+    running: float | None = None
+    waiting: float | None = None
+    kv_usage: float | None = None
+    """0 … 1."""
+    kv_capacity_tokens: int | None = None
+
+
+class ModelCard(NamedTuple):
+    """A model as a replica lists it in `/v1/models`."""
+
+    id: str
+    raw: bytes
+    """The card as the replica sent it: one JSON object."""
+
+
+class ReplicaStatus(NamedTuple):
+    """Everything the engine knows of one replica, for people and metrics. A copy: never changes."""
+
+    id: ReplicaId
+    url: str
+    health: str
+    why: str
+    draining: bool
+    models: tuple[str, ...] | None
+    in_flight: int
+    pending_tokens: int
+    working_set_tokens: int
+    sessions: int
+    index_segments: int
+    report: Report | None
+    report_age_s: float | None
+    capacity_tokens: int | None
+    recent_failures: float
+    restarts: int

@@ -1,0 +1,66 @@
+"""A policy, resolved: what the engine runs. Built by `settings/build.py`, or by hand in tests.
+
+All durations are seconds, all sizes tokens or bytes as named. Nothing here is optional-by-absence: `None`
+has the meaning that its line gives.
+"""
+
+from dataclasses import dataclass, field
+
+from router.core.decide import Strategy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionRules:
+    """Where a turn's session id is looked for, in order: headers, then body fields, then the opening."""
+
+    headers: tuple[str, ...] = (
+        "x-session-id",
+        "x-claude-code-session-id",
+        "session-id",
+        "x-litellm-session-id",
+    )
+    """Lower case, `-` for `_`: the data plane compares them so."""
+    body: tuple[str, ...] = ("prompt_cache_key", "metadata.session_id", "session_id")
+    derive: bool = True
+    """Derive a session from the conversation's opening where no id is given."""
+    idle_s: float = 1800.0
+    """A session without a turn for this long is forgotten."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overload:
+    """When a replica is passed over. Each limit applies to one replica."""
+
+    in_flight: int | None = None
+    """Turns of ours at once, a hard limit: with all replicas over it a turn is refused. `None` = auto:
+    over twice the fleet's mean plus 32, a soft limit."""
+    kv_usage: float | None = 0.98
+    """Share of KV blocks in use, a soft limit; `None` = no limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retry:
+    """What happens when a replica fails before the first byte of its answer."""
+
+    attempts: int = 2
+    """Further attempts at most."""
+    after_death: int = 0
+    """Further attempts after a replica died holding the turn: a prompt that fells one engine must not
+    fell them all."""
+    budget: float = 0.2
+    """Retries across the fleet as a share of requests, on top of a small constant rate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One policy in force."""
+
+    name: str
+    strategy: Strategy
+    session: SessionRules = field(default_factory=SessionRules)
+    overload: Overload = field(default_factory=Overload)
+    retry: Retry = field(default_factory=Retry)
+    vnodes: int = 160
+    """Virtual nodes a replica on the ring."""
+    refuse_reserved: bool = False
+    """Refuse a request whose body carries a field that is the router's to set, instead of cutting it."""

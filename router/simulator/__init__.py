@@ -1,0 +1,1 @@
+"""A model of a vLLM replica: in virtual time, and as an HTTP server."""
