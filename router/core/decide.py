@@ -68,6 +68,8 @@ class FleetView(NamedTuple):
     """Estimated length of the whole prompt."""
     ring: Ring
     """All replicas that may own sessions, the unhealthy ones included: skip those not in `candidates`."""
+    serial: int
+    """How many decisions this policy made before this one: whose turn it is, for a strategy that rotates."""
 
 
 class Choice(NamedTuple):

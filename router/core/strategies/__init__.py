@@ -1,1 +1,1 @@
-"""The built-in strategies. Each is one module with one class and its `Params`; none is favoured by the engine."""
+"""The built-in strategies: each is one module with one class and its `Params`, and none gets favours."""

@@ -1,0 +1,155 @@
+"""What several strategies share: the policy's limits, figures of load, and the fall-back without a ring.
+
+Functions of candidates only. They know no strategy and keep nothing.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import ClassVar, Final
+
+from router.base.ids import ReplicaId, SessionKey
+from router.core.decide import Candidate, FleetView
+from router.core.request import Turn
+from router.core.ring import BoundedRing
+
+FAILURE_TURNS: Final = 8
+"""Turns in flight that one failure of this instant counts for. A replica that refuses every turn at once
+has nothing in flight; with a figure of a few turns it would still look better than any that works."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoParams:
+    """Parameters of a strategy that has none: every key is refused."""
+
+    __pydantic_config__: ClassVar[Mapping[str, str]] = {"extra": "forbid"}
+
+
+NO_PARAMS: Final = NoParams()
+
+
+def check_bound(relative: float, absolute: float) -> None:
+    """Raise `ValueError` for a bound below the mean, where all replicas could exceed it, or not finite."""
+    if not 1.0 <= relative < inf:
+        raise ValueError(f"relative is {relative}: it must be a number from 1 up")
+    if not 0.0 <= absolute < inf:
+        raise ValueError(f"absolute is {absolute}: it must be a number from 0 up")
+
+
+def within_limits(candidates: Sequence[Candidate]) -> tuple[Sequence[Candidate], str]:
+    """Those over no limit of the policy, and what the reason must add: nothing.
+
+    Where each one is over a limit, the limits are ignored: all candidates, and words that say so.
+    """
+    within = [c for c in candidates if c.over is None]
+    return (within, "") if within else (candidates, ", all over their limits")
+
+
+def find(candidates: Iterable[Candidate], replica: ReplicaId) -> Candidate | None:
+    """The candidate of this name; `None` where there is none."""
+    for candidate in candidates:
+        if candidate.replica == replica:
+            return candidate
+    return None
+
+
+def load(candidate: Candidate) -> float:
+    """How busy a replica is, in turns: ours there, requests of others, and its recent failures.
+
+    `foreign` of `None` adds nothing: what is ours is then all that is known. A replica that others keep
+    busy answers us late, so our own count comes to show it.
+    """
+    turns = candidate.in_flight if candidate.foreign is None else candidate.in_flight + candidate.foreign
+    # Whole turns: a count that only ever halves would keep a replica behind its idle equals for hours.
+    return turns + int(candidate.recent_failures * FAILURE_TURNS)
+
+
+def ceiling(figures: Sequence[float], relative: float, absolute: float) -> float:
+    """The bound on one replica's figure: above it is above both `relative × mean` and `mean + absolute`.
+
+    The least of the figures never exceeds it.
+    """
+    mean = sum(figures) / len(figures)
+    # The mean of equal figures can round to just below them.
+    return max(relative * mean, mean + absolute, min(figures))
+
+
+def bounded_owner(
+    session: SessionKey,
+    view: FleetView,
+    candidates: Sequence[Candidate],
+    figures: Sequence[float],
+    relative: float,
+    absolute: float,
+) -> tuple[Candidate | None, str]:
+    """The first in the ring's order whose figure is within the bound, and the reason in words.
+
+    `None` where no candidate is on the ring.
+    """
+    bound = BoundedRing(view.ring, relative=relative, absolute=absolute)
+    found = bound.choose(session, {c.replica: figure for c, figure in zip(candidates, figures, strict=True)})
+    if found is None:
+        return None, ""
+    replica, skipped = found
+    # An owner that is no candidate was not skipped for its figure, and is not who was found either.
+    owned = not skipped and replica == view.ring.owner(session)
+    return find(candidates, replica), "owner on the ring" if owned else "next on the ring"
+
+
+def least_loaded(turn: Turn, view: FleetView, candidates: Sequence[Candidate]) -> Candidate:
+    """The least `load`; among equals the smaller working set, then the one longest without a new session.
+
+    What is then still equal takes turns by the view's serial. A turn without a session leaves no KV
+    behind, so its working set and placement say nothing: equals take turns at once.
+    """
+    start = view.serial % len(candidates)
+    rotated = [*candidates[start:], *candidates[:start]]
+    if turn.session is None:
+        return min(rotated, key=load)
+    return min(rotated, key=lambda c: (load(c), c.working_set_tokens, c.placed_at))
+
+
+def footprints(candidates: Sequence[Candidate]) -> list[float]:
+    """Tokens of KV that each replica is bound to hold: its living sessions, and what is on its way there.
+
+    What is on its way makes a burst count before any of it was answered. Where every candidate reports
+    its capacity, the figures are scaled to a replica of mean capacity; where one does not, capacities are
+    taken to be equal. A replica that failed within the last ten seconds counts no less than the mean of
+    those that did not: sessions never settle on it, and its emptiness must not draw the new ones.
+    """
+    held = [float(c.working_set_tokens + c.pending_tokens) for c in candidates]
+    capacities = [c.capacity_tokens for c in candidates if c.capacity_tokens]
+    if len(capacities) == len(held):
+        mean_capacity = sum(capacities) / len(capacities)
+        held = [tokens * mean_capacity / own for tokens, own in zip(held, capacities, strict=True)]
+    sound = [tokens for tokens, c in zip(held, candidates, strict=True) if c.recent_failures < 0.5]
+    if sound and len(sound) < len(held):
+        mean = sum(sound) / len(sound)
+        held = [
+            max(tokens, mean) if c.recent_failures >= 0.5 else tokens
+            for tokens, c in zip(held, candidates, strict=True)
+        ]
+    return held
+
+
+def emptiest(candidates: Sequence[Candidate]) -> Candidate:
+    """The least `footprints`, then the least `load`, then the one longest without a new session."""
+    ranked = zip(footprints(candidates), candidates, strict=True)
+    return min(ranked, key=lambda pair: (pair[0], load(pair[1]), pair[1].placed_at))[1]
+
+
+def opening_tokens(turn: Turn, prompt_tokens: int) -> float:
+    """Tokens of the conversation's opening (tools, system, first user message), which sessions may share."""
+    chain = turn.chain
+    if not chain.opening:
+        return 0.0
+    return prompt_tokens * chain.ends[chain.opening - 1] / chain.ends[-1]
+
+
+def is_own(candidate: Candidate, home: ReplicaId, opening: float) -> bool:
+    """Whether what lies at the candidate is this very session's KV, not what any session like it would find.
+
+    It is at home, and wherever more than the opening lies. One token is left for rounding: opening and
+    match are both estimates from bytes.
+    """
+    return candidate.replica == home or candidate.cached_tokens > opening + 1

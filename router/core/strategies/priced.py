@@ -1,0 +1,110 @@
+"""Strategy `priced`: sessions are placed by working set, and later turns go home.
+
+A session that nobody holds is placed, not priced: choosing its replica by what is cached there would
+gather all sessions with one system prompt on few replicas and leave the KV of the others unused.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import ClassVar, Final, TypeAlias
+
+from router.base.ids import ReplicaId
+from router.core.decide import Candidate, Choice, FleetView
+from router.core.request import Turn
+from router.core.strategies.common import (
+    bounded_owner,
+    check_bound,
+    emptiest,
+    find,
+    footprints,
+    is_own,
+    least_loaded,
+    load,
+    opening_tokens,
+    within_limits,
+)
+
+_SUBSTANTIAL: Final = 0.5
+"""Share of the prompt that a replica must hold for a turn away from home to go there. With less, most of
+the prompt is computed again wherever it goes, and the session may as well go where there is room."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Params:
+    """How evenly sessions are placed: a replica is skipped while its footprint exceeds both bounds."""
+
+    __pydantic_config__: ClassVar[Mapping[str, str]] = {"extra": "forbid"}
+
+    relative: float = 1.1
+    """Times the candidates' mean footprint, from 1 up."""
+    absolute: float = 50000.0
+    """Tokens above the candidates' mean footprint, from 0 up: keeps sessions of an emptyish fleet with
+    their owners, so that several routers place alike."""
+
+    def __post_init__(self) -> None:
+        check_bound(self.relative, self.absolute)
+
+
+_DEFAULTS: Final = Params()
+
+
+class Priced:
+    """Home; away from home, to whoever else holds the session's KV; and where nobody does, by the ring.
+
+    Placing takes the first in the ring's order for the session whose footprint (the working set, see
+    `common.footprints`) is within the bound.
+
+    The prices are tokens to prefill before the turn's first: those of its prompt that are missing at the
+    candidate, and those already on their way there.
+    """
+
+    Params: TypeAlias = Params
+
+    __slots__ = ("_params",)
+
+    def __init__(self, params: Params = _DEFAULTS) -> None:
+        self._params = params
+
+    def choose(self, turn: Turn, view: FleetView, rng: Random) -> Choice:
+        prompt = view.prompt_tokens
+        prices = tuple([max(prompt - c.cached_tokens, 0) + c.pending_tokens for c in view.candidates])
+        eligible, relaxed = within_limits(view.candidates)
+        if view.home is None:
+            chosen, reason = self._place(turn, view, eligible)
+        elif (home := find(eligible, view.home)) is not None:
+            chosen, reason = home, "home"
+        else:
+            away = "home not available" if find(view.candidates, view.home) is None else "home over a limit"
+            chosen, reason = self._away(turn, view, eligible, view.home)
+            reason = f"{away}, {reason}"
+        return Choice(chosen, reason + relaxed, prices)
+
+    def _away(
+        self, turn: Turn, view: FleetView, eligible: Sequence[Candidate], home: ReplicaId
+    ) -> tuple[Candidate, str]:
+        """The replica for a session that cannot go home."""
+        least = _SUBSTANTIAL * view.prompt_tokens
+        opening = opening_tokens(turn, view.prompt_tokens)
+        # Where only the opening lies, other sessions left it: following it would gather on one replica
+        # all that a lost home leaves behind.
+        holders = [c for c in eligible if c.cached_tokens > least and is_own(c, home, opening)]
+        if not holders:
+            return self._place(turn, view, eligible)
+        return min(holders, key=lambda c: (-c.cached_tokens, load(c), c.placed_at)), "most cached"
+
+    def _place(self, turn: Turn, view: FleetView, eligible: Sequence[Candidate]) -> tuple[Candidate, str]:
+        """The replica for a session that nobody holds."""
+        if turn.session is None:
+            return least_loaded(turn, view, eligible), "no session, least loaded"
+        chosen, reason = bounded_owner(
+            turn.session,
+            view,
+            eligible,
+            footprints(eligible),
+            self._params.relative,
+            self._params.absolute,
+        )
+        if chosen is None:
+            return emptiest(eligible), "none on the ring, emptiest"
+        return chosen, reason

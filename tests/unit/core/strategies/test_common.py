@@ -1,0 +1,201 @@
+from math import inf, nan
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from router.base.ids import ReplicaId, SessionKey
+from router.core.ring import Ring
+from router.core.strategies.common import (
+    bounded_owner,
+    ceiling,
+    check_bound,
+    emptiest,
+    find,
+    footprints,
+    is_own,
+    least_loaded,
+    load,
+    opening_tokens,
+    within_limits,
+)
+
+
+def test_only_candidates_within_limits_are_eligible_and_the_reason_adds_nothing(candidate):
+    a, b = candidate("a", over="in flight"), candidate("b")
+    assert within_limits((a, b)) == ([b], "")
+
+
+def test_limits_are_ignored_when_every_candidate_is_over_one_and_the_reason_says_so(candidate):
+    both = (candidate("a", over="in flight"), candidate("b", over="kv usage"))
+    assert within_limits(both) == (both, ", all over their limits")
+
+
+def test_a_candidate_is_found_by_name(candidate):
+    both = (candidate("a"), candidate("b"))
+    assert find(both, ReplicaId("b")) is both[1]
+    assert find(both, ReplicaId("c")) is None
+
+
+def test_load_counts_our_turns_those_of_others_and_eight_for_a_failure_of_this_instant(candidate):
+    assert load(candidate("a", in_flight=3, foreign=2.0, recent_failures=1.0)) == 13
+
+
+def test_load_takes_unknown_foreign_requests_as_none(candidate):
+    assert load(candidate("a", in_flight=3, foreign=None)) == 3
+
+
+def test_the_tail_of_an_old_failure_weighs_nothing(candidate):
+    # A count that halves every ten seconds is still above zero an hour later.
+    assert load(candidate("a", recent_failures=2.0**-360)) == 0
+    assert load(candidate("a", recent_failures=0.124)) == 0
+    assert load(candidate("a", recent_failures=0.125)) == 1
+
+
+@pytest.mark.parametrize(
+    ("figures", "expected"),
+    [
+        ([10, 20, 30], 28.0),  # mean 20: 8 more is above 1.25 times
+        ([100, 200, 300], 250.0),  # mean 200: 1.25 times is above 8 more
+    ],
+)
+def test_the_ceiling_is_the_looser_of_the_relative_and_the_absolute_bound(figures, expected):
+    assert ceiling(figures, 1.25, 8) == expected
+
+
+@given(st.lists(st.floats(0, 1e12), min_size=1, max_size=20))
+@example([0.1] * 6)
+def test_the_least_figure_is_never_above_the_ceiling(figures):
+    assert min(figures) <= ceiling(figures, 1.0, 0.0)
+
+
+@pytest.mark.parametrize("relative", [0.99, -1.0, inf, nan])
+def test_a_relative_bound_below_the_mean_or_not_finite_is_refused(relative):
+    with pytest.raises(ValueError, match="relative is"):
+        check_bound(relative, 0.0)
+
+
+@pytest.mark.parametrize("absolute", [-1.0, inf, nan])
+def test_an_absolute_bound_that_is_negative_or_not_finite_is_refused(absolute):
+    with pytest.raises(ValueError, match="absolute is"):
+        check_bound(1.0, absolute)
+
+
+class TestLeastLoaded:
+    def test_takes_the_least_load(self, candidate, view, turn):
+        fleet = view(candidate("a", in_flight=2), candidate("b", in_flight=1, working_set_tokens=9))
+        assert least_loaded(turn(), fleet, fleet.candidates).replica == "b"
+
+    def test_breaks_ties_by_working_set_then_by_placement(self, candidate, view, turn):
+        fleet = view(
+            candidate("a", working_set_tokens=5),
+            candidate("b", working_set_tokens=4, placed_at=2.0),
+            candidate("c", working_set_tokens=4, placed_at=1.0),
+        )
+        assert least_loaded(turn(), fleet, fleet.candidates).replica == "c"
+
+    def test_lets_full_ties_take_turns(self, candidate, view, turn):
+        fleet = view(candidate("a"), candidate("b"), candidate("c"))
+        picked = [least_loaded(turn(), fleet._replace(serial=n), fleet.candidates).replica for n in range(4)]
+        assert picked == ["a", "b", "c", "a"]
+
+    def test_without_a_session_idle_replicas_take_turns_whatever_lives_there(self, candidate, view, turn):
+        fleet = view(candidate("a", working_set_tokens=5), candidate("b"), candidate("c", in_flight=1))
+        picked = {
+            least_loaded(turn(None), fleet._replace(serial=n), fleet.candidates).replica for n in range(3)
+        }
+        assert picked == {"a", "b"}
+
+
+class TestFootprints:
+    def test_count_what_lives_there_and_what_is_on_its_way(self, candidate):
+        held = footprints([candidate("a", working_set_tokens=100, pending_tokens=20), candidate("b")])
+        assert held == [120, 0]
+
+    def test_are_scaled_by_capacity_where_all_report_one(self, candidate):
+        small = candidate("a", working_set_tokens=100, capacity_tokens=500)
+        large = candidate("b", working_set_tokens=300, capacity_tokens=1500)
+        assert footprints([small, large]) == [200, 200]
+
+    @pytest.mark.parametrize("unknown", [None, 0])
+    def test_take_capacities_as_equal_where_one_is_unknown(self, candidate, unknown):
+        told = candidate("a", working_set_tokens=100, capacity_tokens=500)
+        silent = candidate("b", working_set_tokens=300, capacity_tokens=unknown)
+        assert footprints([told, silent]) == [100, 300]
+
+    def test_a_failing_replica_counts_no_less_than_the_mean_of_the_sound(self, candidate):
+        fleet = [
+            candidate("a", working_set_tokens=100),
+            candidate("b", recent_failures=3.0),
+            candidate("c", working_set_tokens=300),
+            candidate("d", working_set_tokens=900, recent_failures=3.0),
+        ]
+        assert footprints(fleet) == [100, 200, 300, 900]
+
+    def test_a_failure_longer_ago_than_ten_seconds_is_forgiven(self, candidate):
+        assert footprints([candidate("a", working_set_tokens=100), candidate("b", recent_failures=0.49)]) == [
+            100,
+            0,
+        ]
+
+    def test_stand_as_they_are_where_all_fail(self, candidate):
+        fleet = [
+            candidate("a", recent_failures=1.0),
+            candidate("b", working_set_tokens=9, recent_failures=1.0),
+        ]
+        assert footprints(fleet) == [0, 9]
+
+
+def test_the_emptiest_is_told_by_footprint_then_load_then_placement(candidate):
+    full = candidate("a", working_set_tokens=10)
+    busy = candidate("b", in_flight=1)
+    recent = candidate("c", placed_at=2.0)
+    rested = candidate("d", placed_at=1.0)
+    assert emptiest([full, busy, recent, rested]) is rested
+    assert emptiest([full, busy, recent]) is recent
+    assert emptiest([full, busy]) is busy
+
+
+class TestBoundedOwner:
+    def test_is_the_owner_within_the_bound(self, candidate, view, owned_by):
+        fleet = view(candidate("a"), candidate("b"))
+        key = SessionKey(owned_by(fleet.ring, "b"))
+        assert bounded_owner(key, fleet, fleet.candidates, [0, 8], 1.25, 8) == (
+            fleet.candidates[1],
+            "owner on the ring",
+        )
+
+    def test_is_the_next_where_the_owner_is_above_the_bound(self, candidate, view, owned_by):
+        fleet = view(candidate("a"), candidate("b"))
+        key = SessionKey(owned_by(fleet.ring, "b"))
+        assert bounded_owner(key, fleet, fleet.candidates, [0, 17], 1.25, 8) == (
+            fleet.candidates[0],
+            "next on the ring",
+        )
+
+    def test_is_the_next_where_the_owner_is_no_candidate(self, candidate, view, owned_by):
+        ring = Ring([ReplicaId("a"), ReplicaId("b")], 16)
+        fleet = view(candidate("a"), ring=ring)
+        key = SessionKey(owned_by(ring, "b"))
+        assert bounded_owner(key, fleet, fleet.candidates, [0], 1.25, 8) == (
+            fleet.candidates[0],
+            "next on the ring",
+        )
+
+    def test_is_nobody_where_the_ring_knows_none_of_the_candidates(self, candidate, view):
+        fleet = view(candidate("a"), ring=Ring([ReplicaId("z")], 16))
+        assert bounded_owner(SessionKey("s"), fleet, fleet.candidates, [0], 1.25, 8) == (None, "")
+
+
+def test_the_opening_is_measured_in_tokens(turn):
+    assert opening_tokens(turn(opening_share=0.25), 800) == 200
+
+
+def test_a_prompt_without_segments_has_no_opening(turn):
+    assert opening_tokens(turn(), 800) == 0
+
+
+def test_kv_is_the_sessions_own_at_home_and_wherever_more_than_the_opening_lies(candidate):
+    assert is_own(candidate("a"), ReplicaId("a"), 200.0)
+    assert is_own(candidate("b", cached_tokens=202), ReplicaId("a"), 200.0)
+    assert not is_own(candidate("b", cached_tokens=201), ReplicaId("a"), 200.0)

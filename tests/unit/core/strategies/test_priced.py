@@ -1,0 +1,139 @@
+import pytest
+
+from router.base.ids import ReplicaId
+from router.core.ring import Ring
+from router.core.strategies.priced import Params, Priced
+
+
+@pytest.fixture
+def choose(turn, rng):
+    def run(fleet, *, params=None, session="s", opening_share=None):
+        strategy = Priced() if params is None else Priced(params)
+        choice = strategy.choose(turn(session, opening_share=opening_share), fleet, rng)
+        return choice.candidate.replica, choice.reason
+
+    return run
+
+
+class TestANewSession:
+    def test_goes_to_its_owner_whatever_others_have_cached_or_in_flight(
+        self, candidate, view, choose, owned_by
+    ):
+        fleet = view(candidate("a", cached_tokens=900), candidate("b", in_flight=30), candidate("c"))
+        assert choose(fleet, session=owned_by(fleet.ring, "b")) == ("b", "owner on the ring")
+
+    @pytest.mark.parametrize(
+        ("owner_tokens", "expected"),
+        [
+            (100_000, ("b", "owner on the ring")),  # mean 50,000 and 50,000 more
+            (100_002, ("a", "next on the ring")),
+        ],
+    )
+    def test_passes_over_an_owner_above_both_bounds_of_the_working_set(
+        self, candidate, view, choose, owned_by, owner_tokens, expected
+    ):
+        fleet = view(candidate("a"), candidate("b", working_set_tokens=owner_tokens))
+        assert choose(fleet, session=owned_by(fleet.ring, "b")) == expected
+
+    def test_allows_a_tenth_above_the_mean_of_large_working_sets(self, candidate, view, choose, owned_by):
+        fleet = view(candidate("a", working_set_tokens=900_000), candidate("b", working_set_tokens=1_100_000))
+        assert choose(fleet, session=owned_by(fleet.ring, "b")) == ("b", "owner on the ring")
+        fuller = view(
+            candidate("a", working_set_tokens=890_000), candidate("b", working_set_tokens=1_110_000)
+        )
+        assert choose(fuller, session=owned_by(fuller.ring, "b")) == ("a", "next on the ring")
+
+    def test_measures_working_sets_against_capacity(self, candidate, view, choose, owned_by):
+        fleet = view(
+            candidate("a", working_set_tokens=500_000, capacity_tokens=1_000_000),
+            candidate("b", working_set_tokens=1_500_000, capacity_tokens=3_000_000),
+        )
+        assert choose(fleet, session=owned_by(fleet.ring, "b")) == ("b", "owner on the ring")
+
+    def test_counts_prompts_on_their_way_to_the_owner(self, candidate, view, choose, owned_by):
+        fleet = view(candidate("a"), candidate("b", pending_tokens=120_000))
+        assert choose(fleet, session=owned_by(fleet.ring, "b")) == ("a", "next on the ring")
+
+    def test_is_not_drawn_to_a_replica_that_is_empty_because_it_fails(
+        self, candidate, view, choose, owned_by
+    ):
+        fleet = view(
+            candidate("a", working_set_tokens=900_000),
+            candidate("b", working_set_tokens=900_000),
+            candidate("c", recent_failures=2.0),
+        )
+        assert choose(fleet, session=owned_by(fleet.ring, "a")) == ("a", "owner on the ring")
+
+    def test_takes_its_bounds_from_the_parameters(self, candidate, view, choose, owned_by):
+        fleet = view(candidate("a"), candidate("b", working_set_tokens=1000))
+        tight = Params(relative=1.0, absolute=100)
+        assert choose(fleet, params=tight, session=owned_by(fleet.ring, "b"))[0] == "a"
+        with pytest.raises(ValueError, match="absolute is"):
+            Params(absolute=-1)
+
+    def test_without_an_id_or_prompt_goes_to_the_least_loaded(self, candidate, view, choose):
+        fleet = view(candidate("a", in_flight=1), candidate("b"))
+        assert choose(fleet, session=None) == ("b", "no session, least loaded")
+
+    def test_goes_to_the_emptiest_where_no_candidate_is_on_the_ring(self, candidate, view, choose):
+        fleet = view(candidate("a", working_set_tokens=1), candidate("b"), ring=Ring([ReplicaId("z")], 16))
+        assert choose(fleet) == ("b", "none on the ring, emptiest")
+
+
+class TestALaterTurn:
+    def test_goes_home_though_home_is_fuller_busier_and_others_have_more(self, candidate, view, choose):
+        fleet = view(
+            candidate("a", in_flight=40, working_set_tokens=900_000, pending_tokens=5000),
+            candidate("b", cached_tokens=1000),
+            home="a",
+        )
+        assert choose(fleet) == ("a", "home")
+
+    def test_goes_home_after_compaction_left_nothing_cached(self, candidate, view, choose):
+        fleet = view(candidate("a"), candidate("b", cached_tokens=600), home="a")
+        assert choose(fleet) == ("a", "home")
+
+    def test_leaves_a_home_that_is_over_a_limit_for_the_replica_with_most_of_it(
+        self, candidate, view, choose
+    ):
+        fleet = view(
+            candidate("a", cached_tokens=900, over="in flight"),
+            candidate("b", cached_tokens=600),
+            candidate("c", cached_tokens=700),
+            home="a",
+        )
+        assert choose(fleet, opening_share=0.1) == ("c", "home over a limit, most cached")
+
+    def test_is_placed_again_where_nobody_else_holds_more_than_half(self, candidate, view, choose, owned_by):
+        ring = Ring([ReplicaId(n) for n in "abc"], 16)
+        fleet = view(candidate("b", cached_tokens=500), candidate("c"), home="a", ring=ring)
+        assert choose(fleet, session=owned_by(ring, "c")) == ("c", "home not available, owner on the ring")
+
+    def test_does_not_follow_a_shared_opening_however_long(self, candidate, view, choose, owned_by):
+        ring = Ring([ReplicaId(n) for n in "abc"], 16)
+        fleet = view(candidate("b", cached_tokens=900), candidate("c"), home="a", ring=ring)
+        key = owned_by(ring, "c")
+        assert choose(fleet, session=key, opening_share=0.9)[0] == "c"
+        assert choose(fleet, session=key, opening_share=0.8)[0] == "b"
+
+    def test_takes_the_less_loaded_of_equal_holders(self, candidate, view, choose):
+        fleet = view(
+            candidate("b", cached_tokens=900, in_flight=3),
+            candidate("c", cached_tokens=900, in_flight=1),
+            home="a",
+        )
+        assert choose(fleet) == ("c", "home not available, most cached")
+
+    def test_goes_home_where_all_are_over_their_limits(self, candidate, view, choose):
+        fleet = view(candidate("a", over="in flight"), candidate("b", over="in flight"), home="a")
+        assert choose(fleet) == ("a", "home, all over their limits")
+
+
+def test_the_prices_are_tokens_to_prefill_before_the_first_of_the_answer(candidate, view, turn, rng):
+    fleet = view(
+        candidate("a", cached_tokens=900, pending_tokens=50),
+        candidate("b", cached_tokens=1200),  # an estimate can exceed the prompt
+        candidate("c", over="in flight"),
+        home="a",
+    )
+    assert Priced().choose(turn(), fleet, rng).prices == (150, 0, 1000)
