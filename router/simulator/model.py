@@ -1,0 +1,501 @@
+"""A vLLM engine in virtual time: queue, continuous batching, KV blocks. No clock, no I/O, no tokens' text.
+
+Whoever drives it says what time it is: a server in real time, or a replay that jumps from one
+`next_event_time` to the next. The same calls give the same events.
+
+A step takes up to `batch_tokens`: first the running sequences in order of admission, one token for each
+that decodes and a chunk for each that is still prefilling, then new ones, first come, first served, while
+there are sequences, blocks and tokens to spare. It lasts as long as its prompt tokens take at the prefill
+rate, plus one decode interval if anything decodes. Where blocks run out, the sequence admitted last gives
+its up and computes again later.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from router.simulator.cache import BlockCache, Lease
+from router.simulator.settings import ReplicaSettings
+
+
+class Job(NamedTuple):
+    """A request as the engine sees it."""
+
+    id: str
+    prompt_tokens: int
+    output_tokens: int
+    """How many tokens it will generate: at least one."""
+    hashes: Sequence[int]
+    """Chained hashes of the full blocks of prompt and reply. Blocks beyond the last are never cached."""
+
+
+class FirstToken(NamedTuple):
+    """The prompt is computed and the first token is out."""
+
+    id: str
+    at: float
+    cached_tokens: int
+    """Prompt tokens that were not computed when the request was first admitted."""
+    ttft_s: float
+
+
+class Tokens(NamedTuple):
+    """Further tokens, the last of them at `at`."""
+
+    id: str
+    at: float
+    tokens: int
+
+
+class Finished(NamedTuple):
+    """All tokens are out and the blocks are given back."""
+
+    id: str
+    at: float
+
+
+class Preempted(NamedTuple):
+    """The blocks were taken away; what was generated stays and is computed again."""
+
+    id: str
+    at: float
+
+
+Event = FirstToken | Tokens | Finished | Preempted
+
+PrefillCost = Callable[[int, int], float]
+"""Seconds to compute that many prompt tokens (second) behind that many others (first)."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the start."""
+
+    queries: int = 0
+    """Prompt tokens looked up in the device's cache."""
+    hits: int = 0
+    host_queries: int = 0
+    host_hits: int = 0
+    prompt_tokens: int = 0
+    """Of requests whose prefill is done, as the three below."""
+    computed_tokens: int = 0
+    device_tokens: int = 0
+    host_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    finished: int = 0
+    aborted: int = 0
+
+
+class Stats(NamedTuple):
+    """The engine at one instant."""
+
+    running: int
+    waiting: int
+    """For sequences or blocks to be free; `loading` not included."""
+    loading: int
+    """For their blocks to arrive from the host."""
+    kv_usage: float
+    """Share of the device's blocks that requests hold, 0 … 1."""
+    host_blocks: int
+
+
+class _Seq:
+    """A request on its way."""
+
+    __slots__ = (
+        "arrived",
+        "cached",
+        "computed",
+        "device",
+        "generated",
+        "id",
+        "job",
+        "lease",
+        "prefill",
+        "ready",
+        "total",
+    )
+
+    def __init__(self, job: Job, arrived: float) -> None:
+        self.id = job.id
+        self.job = job
+        self.arrived = arrived
+        self.total = job.prompt_tokens
+        """Tokens known: prompt and generated."""
+        self.computed = 0
+        """Tokens whose KV lies on the device, or will when the step ends."""
+        self.prefill = job.prompt_tokens
+        """Up to here tokens are computed at the prefill rate."""
+        self.generated = 0
+        self.lease: Lease | None = None
+        self.cached: int | None = None
+        """Tokens hit at the first admission; `None` before it."""
+        self.device = 0
+        """How many of `cached` lay on the device."""
+        self.ready = 0.0
+        """When the last block from the host arrives."""
+
+
+class EngineModel:
+    """One engine. All times are seconds on the driver's clock and never go back."""
+
+    def __init__(
+        self,
+        settings: ReplicaSettings,
+        *,
+        prefill_cost: PrefillCost | None = None,
+        token_events: bool = True,
+    ) -> None:
+        """`prefill_cost` replaces the constant rate of the settings. Without `token_events` there are no
+        `Tokens`: a replay needs only the first and the last."""
+        self._settings = settings
+        self._block = settings.block_size
+        self._cost = prefill_cost or (lambda _behind, tokens: tokens / settings.prefill_tps)
+        self._interval = 1 / settings.decode_tps
+        self._token_events = token_events
+        self.cache = BlockCache(settings.kv_blocks, settings.host_kv_blocks)
+        self.counters = Counters()
+        self._seqs: dict[str, _Seq] = {}
+        self._running: list[_Seq] = []
+        self._waiting: deque[_Seq] = deque()
+        self._loading: list[tuple[float, int, _Seq]] = []
+        """A heap by arrival of the last block; the number breaks ties in order of admission."""
+        self._loads = 0
+        self._link_free = 0.0
+        """When the path from host to device is next idle: one transfer at a time."""
+        self._now = 0.0
+        """The end of the last step, or the last time told while idle."""
+        self._batch: list[tuple[_Seq, int]] = []
+        """The step in progress: sequences and their tokens."""
+        self._stepping = False
+        self._step_end = 0.0
+        # Steps that only decode end at `_anchor + n × interval`: adding the interval up step by step
+        # would make times depend on how often the driver looks.
+        self._anchor = 0.0
+        self._paced = 0
+        self._pure = False
+        """The last step only decoded."""
+        self._blocked = False
+        """The head of the queue was tried and does not fit, and nothing was given back since."""
+        self._events: list[Event] = []
+
+    @property
+    def in_flight(self) -> int:
+        """Requests submitted and neither finished nor aborted."""
+        return len(self._seqs)
+
+    def submit(self, job: Job, now: float) -> None:
+        """Put a request at the end of the queue.
+
+        Raises `ValueError` for a request that could never run or whose id is in flight.
+        """
+        if job.id in self._seqs:
+            raise ValueError(f"request {job.id!r} is in flight already")
+        if job.prompt_tokens < 1 or job.output_tokens < 1:
+            raise ValueError("a request needs at least one prompt token and one token to generate")
+        if job.prompt_tokens + job.output_tokens > self._settings.context_tokens:
+            raise ValueError(
+                f"{job.prompt_tokens} + {job.output_tokens} tokens exceed the context of "
+                f"{self._settings.context_tokens}"
+            )
+        self._run(now, start=False)
+        seq = _Seq(job, now)
+        self._seqs[job.id] = seq
+        if not self._waiting:
+            self._blocked = False
+        self._waiting.append(seq)
+
+    def abort(self, job_id: str, now: float) -> bool:
+        """Drop a request wherever it is, and its blocks. False where it is not in flight."""
+        self._run(now, start=False)
+        seq = self._seqs.pop(job_id, None)
+        if seq is None:
+            return False
+        if seq in self._running:
+            self._running.remove(seq)
+            # The step in progress goes on: it lasts as long as it was going to.
+            self._batch = [(member, tokens) for member, tokens in self._batch if member is not seq]
+        elif seq in self._waiting:
+            self._waiting.remove(seq)
+        else:
+            self._loading = [entry for entry in self._loading if entry[2] is not seq]
+            heapq.heapify(self._loading)
+        self._give_back(seq)
+        self.counters.aborted += 1
+        return True
+
+    def next_event_time(self) -> float | None:
+        """When `advance` next has something to do; `None` = nothing until a request comes."""
+        if self._stepping:
+            return self._step_end
+        if self._running or (self._waiting and not self._blocked):
+            return self._now
+        return self._loading[0][0] if self._loading else None
+
+    def advance(self, now: float) -> list[Event]:
+        """Let time pass until `now`. Returns what happened since the last call, in order."""
+        self._run(now, start=True)
+        events, self._events = self._events, []
+        return events
+
+    def stats(self, now: float) -> Stats:
+        self._run(now, start=False)
+        cache = self.cache
+        return Stats(
+            running=len(self._running),
+            waiting=len(self._waiting),
+            loading=len(self._loading),
+            kv_usage=cache.used / cache.total,
+            host_blocks=cache.host_used,
+        )
+
+    # Time
+
+    def _run(self, now: float, *, start: bool) -> None:
+        """Finish every step that ends by `now`. A step is begun at `now` itself only if `start`, so that
+        requests that come at one instant share one."""
+        while True:
+            if self._stepping:
+                if self._step_end > now:
+                    return
+                self._finish_step()
+            if self._now >= now and not start:
+                return
+            if self._loading and self._loading[0][0] <= self._now:
+                self._arrive()
+            if self._start_step(now):
+                continue
+            if self._loading and self._loading[0][0] <= now:
+                self._now = max(self._now, self._loading[0][0])
+                continue
+            self._now = max(self._now, now)
+            return
+
+    def _arrive(self) -> None:
+        """Requests whose blocks have arrived go to the front of the queue, in order of admission."""
+        arrived: list[tuple[int, _Seq]] = []
+        while self._loading and self._loading[0][0] <= self._now:
+            _, number, seq = heapq.heappop(self._loading)
+            arrived.append((number, seq))
+        for _, seq in sorted(arrived, key=lambda entry: entry[0], reverse=True):
+            self._waiting.appendleft(seq)
+        self._blocked = False
+
+    def _start_step(self, now: float) -> bool:
+        """Begin a step at `_now`, or leap over several. False where there is nothing to compute."""
+        if not self._running and not self._waiting:
+            return False
+        if self._pure and self._leap(now):
+            return True
+        batch: list[tuple[_Seq, int]] = []
+        budget = self._schedule_running(batch, self._settings.batch_tokens)
+        if budget is not None:
+            self._admit(batch, budget)
+        if not batch:
+            return False
+        seconds = 0.0
+        decodes = prefills = False
+        for seq, tokens in batch:
+            if seq.computed < seq.prefill:
+                seconds += self._cost(seq.computed, tokens)
+                prefills = True
+            else:
+                decodes = True
+            seq.computed += tokens
+        self._pure = not prefills
+        if self._pure:
+            if self._paced == 0:
+                self._anchor = self._now
+            self._paced += 1
+            self._step_end = self._anchor + self._paced * self._interval
+        else:
+            self._paced = 0
+            self._step_end = self._now + seconds + (self._interval if decodes else 0.0)
+        self._batch = batch
+        self._stepping = True
+        return True
+
+    def _leap(self, now: float) -> bool:
+        """Where all that run decode and nobody can join them, do the steps that end by `now` at once, up
+        to the last but one of whoever finishes first. False, and nothing done, where that is not so or
+        free blocks do not reach."""
+        running = self._running
+        if self._loading or (self._waiting and not self._blocked):
+            return False
+        if not running or len(running) > self._settings.batch_tokens:
+            return False
+        steps = min(seq.job.output_tokens - seq.generated for seq in running) - 1
+        steps = min(steps, int((now - self._anchor) / self._interval) - self._paced)
+        while steps >= 2 and self._anchor + (self._paced + steps) * self._interval > now:
+            steps -= 1  # the division above may be off by rounding
+        if steps < 2:
+            return False
+        block = self._block
+        wanted = [
+            (seq, -(-(seq.computed + steps) // block), (seq.computed + steps) // block) for seq in running
+        ]
+        if sum(max(0, blocks - _lease(seq).blocks) for seq, blocks, _ in wanted) > self.cache.free:
+            return False
+        for seq, blocks, full in wanted:
+            self.cache.grow(_lease(seq), blocks, full)
+            seq.computed += steps
+            seq.total += steps
+            seq.generated += steps
+        self._paced += steps
+        self._now = self._anchor + self._paced * self._interval
+        self.counters.generated_tokens += steps * len(running)
+        if self._token_events:
+            self._events.extend([Tokens(seq.id, self._now, steps) for seq in running])
+        return True
+
+    def _finish_step(self) -> None:
+        self._now = now = self._step_end
+        self._stepping = False
+        done = False
+        counters = self.counters
+        for seq, _ in self._batch:
+            if seq.computed < seq.total:
+                continue  # a chunk of a longer prompt
+            seq.total += 1
+            seq.generated += 1
+            counters.generated_tokens += 1
+            if seq.generated == 1:
+                self._count_prompt(seq)
+                self._events.append(FirstToken(seq.id, now, seq.cached or 0, now - seq.arrived))
+            elif self._token_events:
+                self._events.append(Tokens(seq.id, now, 1))
+            if seq.generated == seq.job.output_tokens:
+                done = True
+                self._events.append(Finished(seq.id, now))
+                self._give_back(seq)
+                del self._seqs[seq.id]
+                counters.finished += 1
+        if done:
+            self._running = [seq for seq in self._running if seq.generated < seq.job.output_tokens]
+        self._batch = []
+
+    # Scheduling
+
+    def _schedule_running(self, batch: list[tuple[_Seq, int]], budget: int) -> int | None:
+        """Give running sequences their tokens. Returns what is left of the budget, `None` where a
+        sequence lost its blocks: then nobody new is admitted in this step."""
+        block = self._block
+        preempted = False
+        at = 0
+        while at < len(self._running) and budget > 0:
+            seq = self._running[at]
+            tokens = min(seq.total - seq.computed, budget)
+            end = seq.computed + tokens
+            # Most tokens of a decode neither open a block nor fill one.
+            if tokens > 1 or seq.computed % block == 0 or end % block == 0:
+                while not self.cache.grow(_lease(seq), -(-end // block), end // block):
+                    victim = self._running.pop()
+                    self._preempt(victim)
+                    preempted = True
+                    if victim is seq:
+                        return None
+            batch.append((seq, tokens))
+            budget -= tokens
+            at += 1
+        return None if preempted else budget
+
+    def _admit(self, batch: list[tuple[_Seq, int]], budget: int) -> None:
+        """Start waiting requests, first come, first served: one that does not fit holds up all behind."""
+        block = self._block
+        self._blocked = False
+        while self._waiting and budget > 0 and len(self._running) < self._settings.max_num_seqs:
+            seq = self._waiting[0]
+            if seq.lease is None:
+                if not self._place(seq):
+                    if self._running or not self._reclaim():
+                        self._blocked = True
+                        return
+                    continue
+                if seq.ready > self._now:
+                    self._waiting.popleft()
+                    self._loads += 1
+                    heapq.heappush(self._loading, (seq.ready, self._loads, seq))
+                    continue
+            tokens = min(seq.total - seq.computed, budget)
+            end = seq.computed + tokens
+            if not self.cache.grow(_lease(seq), -(-end // block), end // block):
+                if self._running or not self._reclaim():
+                    self._blocked = True
+                    return
+                continue
+            self._waiting.popleft()
+            self._running.append(seq)
+            batch.append((seq, tokens))
+            budget -= tokens
+        self._blocked = budget > 0 and bool(self._waiting)
+
+    def _place(self, seq: _Seq) -> bool:
+        """Look the prompt up and hold what is cached, if blocks for all of it are free. Sets `ready` to
+        when blocks from the host will have arrived."""
+        # The last token is always computed: without it there is nothing to sample from.
+        limit = (seq.total - 1) // self._block
+        match = self.cache.match(seq.job.hashes, limit)
+        if -(-seq.total // self._block) - match.device + match.idle > self.cache.free:
+            return False
+        seq.lease = self.cache.acquire(seq.job.hashes, limit)
+        seq.ready = self._now
+        if match.host:
+            self.cache.reload(seq.lease, match.host)
+            self._link_free = max(self._now, self._link_free) + match.host * self._settings.host_block_s
+            seq.ready = self._link_free
+        seq.computed = (match.device + match.host) * self._block
+        seq.prefill = seq.total
+        if seq.cached is None:
+            seq.cached = seq.computed
+            seq.device = match.device * self._block
+            counters = self.counters
+            counters.queries += seq.total
+            counters.hits += seq.device
+            if self.cache.host_total:
+                counters.host_queries += seq.total - seq.device
+                counters.host_hits += seq.computed - seq.device
+        return True
+
+    def _reclaim(self) -> bool:
+        """With nothing running, take the blocks of the last waiting request that holds any.
+
+        A request whose blocks came from the host waits with them held. Were several to wait so, each
+        short of the rest of its prompt, none could ever start.
+        """
+        for seq in reversed(self._waiting):
+            if seq.lease is not None and seq is not self._waiting[0]:
+                self._give_back(seq)
+                seq.computed = 0
+                return True
+        return False
+
+    def _preempt(self, seq: _Seq) -> None:
+        self._give_back(seq)
+        seq.computed = 0
+        self._waiting.appendleft(seq)
+        self.counters.preemptions += 1
+        self._events.append(Preempted(seq.id, self._now))
+
+    def _give_back(self, seq: _Seq) -> None:
+        if seq.lease is not None:
+            self.cache.release(seq.lease)
+            seq.lease = None
+            self._blocked = False
+
+    def _count_prompt(self, seq: _Seq) -> None:
+        counters = self.counters
+        cached = seq.cached or 0
+        counters.prompt_tokens += seq.job.prompt_tokens
+        counters.device_tokens += seq.device
+        counters.host_tokens += cached - seq.device
+        counters.computed_tokens += seq.job.prompt_tokens - cached
+
+
+def _lease(seq: _Seq) -> Lease:
+    """The blocks of a sequence that runs, which it always has."""
+    if seq.lease is None:
+        raise RuntimeError(f"sequence {seq.id!r} runs without blocks")
+    return seq.lease

@@ -1,0 +1,72 @@
+"""What a simulated replica is made of: its capacities and rates, checked when they are given."""
+
+from dataclasses import dataclass
+
+from router.base.errors import SettingsError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaSettings:
+    """Capacities and rates of one simulated replica. Raises `SettingsError` where they make no sense."""
+
+    name: str = "sim"
+    """What the replica calls itself."""
+    model: str = "sim-model"
+    """The one model that it serves."""
+    block_size: int = 16
+    """Tokens a KV block."""
+    kv_blocks: int = 37_500
+    """Blocks of device KV; the default holds 600k tokens."""
+    host_kv_blocks: int = 0
+    """Blocks of host KV, where what the device evicts goes; 0 = no host tier."""
+    prefill_tps: float = 8_000.0
+    """Prompt tokens computed a second."""
+    decode_tps: float = 50.0
+    """Tokens a second of one sequence while nothing is prefilled."""
+    max_num_seqs: int = 256
+    """Sequences in a step at most."""
+    batch_tokens: int = 8_192
+    """Tokens in a step at most: prompts are prefilled in chunks that fit beside the decodes."""
+    time_scale: float = 1.0
+    """Simulated seconds a real second."""
+    max_model_len: int = 131_072
+    """Prompt and reply together at most; the device's KV bounds it further."""
+    host_gbps: float = 400.0
+    """Gigabits a second from host to device KV."""
+    kv_bytes_per_token: int = 163_840
+    """KV bytes of one token over all layers."""
+
+    def __post_init__(self) -> None:
+        whole = ("block_size", "kv_blocks", "max_num_seqs", "batch_tokens", "max_model_len")
+        rates = ("prefill_tps", "decode_tps", "time_scale", "kv_bytes_per_token")
+        faults = [
+            f"{field}: must be at least 1, not {value}" for field in whole if (value := self._of(field)) < 1
+        ]
+        faults += [
+            f"{field}: must be above 0, not {value}" for field in rates if not (value := self._of(field)) > 0
+        ]
+        faults += [
+            f"{field}: must not be negative"
+            for field in ("host_kv_blocks", "host_gbps")
+            if self._of(field) < 0
+        ]
+        if self.host_kv_blocks > 0 and self.host_gbps == 0:
+            faults.append("host_kv_blocks: a host tier needs host_gbps above 0 to be read back")
+        if not self.model:
+            faults.append("model: must not be empty")
+        if faults:
+            raise SettingsError(faults)
+
+    def _of(self, field: str) -> float:
+        value: float = getattr(self, field)
+        return value
+
+    @property
+    def context_tokens(self) -> int:
+        """Prompt and reply together at most: what the model allows and the device's KV can hold."""
+        return min(self.max_model_len, self.kv_blocks * self.block_size)
+
+    @property
+    def host_block_s(self) -> float:
+        """Seconds to bring one block from host to device."""
+        return self.block_size * self.kv_bytes_per_token * 8 / (self.host_gbps * 1e9)
