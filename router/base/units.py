@@ -58,6 +58,16 @@ def parse_size(text: str | float) -> int:
     return int(size)
 
 
+def format_duration(seconds: float) -> str:
+    """Seconds in the largest unit that divides them: what `parse_duration` reads back unchanged."""
+    # By its shortest form, which is what was written: 0.1 is a tenth, not its nearest binary fraction.
+    exact = Decimal(repr(seconds))
+    for unit in ("d", "h", "m", "s"):
+        if exact and exact % _SECONDS[unit] == 0:
+            return f"{int(exact / _SECONDS[unit])}{unit}"
+    return f"{(exact / _SECONDS['ms']).normalize():f}ms" if exact else "0s"
+
+
 def format_size(size: int) -> str:
     """Bytes in the largest binary unit that divides them: what `parse_size` reads back unchanged."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):

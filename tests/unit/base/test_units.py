@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.base.units import format_size, parse_duration, parse_size
+from router.base.units import format_duration, format_size, parse_duration, parse_size
 
 
 @pytest.mark.parametrize(
@@ -97,3 +97,24 @@ def test_a_formatted_size_reads_back_unchanged(size):
 )
 def test_a_size_is_formatted_in_the_largest_unit_that_divides_it(size, text):
     assert format_size(size) == text
+
+
+@given(st.integers(min_value=0, max_value=999_999_999))
+def test_a_formatted_duration_reads_back_unchanged(milliseconds):
+    assert parse_duration(format_duration(milliseconds / 1000)) == milliseconds / 1000
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0s"),
+        (0.15, "150ms"),
+        (0.0005, "0.5ms"),
+        (75.0, "75s"),
+        (1800.0, "30m"),
+        (7200, "2h"),
+        (86400, "1d"),
+    ],
+)
+def test_a_duration_is_formatted_in_the_largest_unit_that_divides_it(seconds, text):
+    assert format_duration(seconds) == text

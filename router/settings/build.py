@@ -1,0 +1,60 @@
+"""Turns checked settings into what the router runs: plans, replicas, routes. Knows no files, no secrets."""
+
+from router.base.ids import ReplicaId
+from router.core.fleet import ReplicaSpec
+from router.core.plan import Overload, Plan, Retry, SessionRules
+from router.settings.config import RouterConfig
+from router.settings.load import Loaded
+from router.settings.policy import Policy
+from router.settings.routes import RouteTable, Rule
+from router.settings.strategies import parameters, resolve
+
+
+def build_plan(policy: Policy) -> Plan:
+    """The plan of one policy.
+
+    Raises `ValueError` (pydantic's is one) where the strategy or its parameters are no good, which a
+    policy that was loaded has already been checked for.
+    """
+    strategy = resolve(policy.strategy)
+    return Plan(
+        name=policy.policy,
+        strategy=strategy.build(parameters(strategy, policy)),
+        session=SessionRules(
+            headers=policy.session.headers,
+            body=policy.session.body,
+            derive=policy.session.derive,
+            idle_s=policy.session.idle,
+        ),
+        overload=Overload(in_flight=policy.overload.in_flight, kv_usage=policy.overload.kv_usage),
+        retry=Retry(
+            attempts=policy.retry.attempts,
+            after_death=policy.retry.after_death,
+            budget=policy.retry.budget,
+        ),
+        vnodes=policy.place.vnodes,
+        refuse_reserved=policy.reserved == "refuse",
+    )
+
+
+def build_plans(loaded: Loaded[RouterConfig]) -> tuple[Plan, ...]:
+    """The plans of all policies of a config, in the order that `build_routes` counts in: 0 is the default."""
+    return tuple(build_plan(policy.value) for policy in loaded.policies)
+
+
+def build_routes(loaded: Loaded[RouterConfig]) -> RouteTable:
+    """The routes of a config, pointing at `build_plans`."""
+    index = {policy.value.policy: at for at, policy in enumerate(loaded.policies)}
+    return RouteTable(
+        [
+            Rule(route.match.path, route.match.model, route.match.tenant, index[route.policy])
+            for route in loaded.value.routes
+        ]
+    )
+
+
+def build_replicas(config: RouterConfig) -> tuple[ReplicaSpec, ...]:
+    """The replicas, without their API keys: those are in `credentials.Secrets`."""
+    return tuple(
+        ReplicaSpec(ReplicaId(replica.name), replica.url, replica.kv_tokens) for replica in config.replicas
+    )

@@ -1,0 +1,84 @@
+"""Checks settings files without running anything, and describes them: `homing check`, `homing schema`."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic.json_schema import models_json_schema
+
+from router.settings.config import RouterConfig
+from router.settings.credentials import KeysFile, inspect_secrets, keys_of
+from router.settings.document import Document, read_document
+from router.settings.load import lines_of, read_config, read_policy
+from router.settings.locate import shown
+from router.settings.policy import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """What was found in all files together: complete lines, each once."""
+
+    faults: tuple[str, ...]
+    """The router would refuse to start."""
+    notices: tuple[str, ...]
+    """The router would start, and this is worth knowing."""
+
+
+def check_files(paths: Iterable[Path], environ: Mapping[str, str]) -> CheckResult:
+    """Check configs, policies and keys files; which one a file is shows in its keys.
+
+    A secret that this machine lacks is a notice: files are checked in other places than they run.
+    """
+    faults: list[str] = []
+    notices: list[str] = []
+    for path in paths:
+        found = _check(path, environ)
+        faults += found.faults
+        notices += found.notices
+    return CheckResult(tuple(dict.fromkeys(faults)), tuple(dict.fromkeys(notices)))
+
+
+def schema() -> dict[str, Any]:
+    """A JSON schema that a config, a policy or a keys file fulfils, each under its name in `$defs`."""
+    # In serialization mode the defaults stand as a file would have them, `64MiB` and not 67108864.
+    models: tuple[type[RouterConfig] | type[Policy] | type[KeysFile], ...] = (RouterConfig, Policy, KeysFile)
+    refs, described = models_json_schema([(model, "serialization") for model in models])
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Homing: config, policy and keys files",
+        "anyOf": [refs[model, "serialization"] for model in models],
+        **described,
+    }
+
+
+def _check(path: Path, environ: Mapping[str, str]) -> CheckResult:
+    name = shown(path)
+    document = read_document(path, name)
+    if _is_keys_file(document):
+        _, wrong = keys_of(read_document(path, name, secret=True))
+        return CheckResult(tuple(lines_of(wrong)), ())
+    if _is_policy(document):
+        policy = read_policy(document, path.parent)
+        return CheckResult(tuple(lines_of(policy.faults)), policy.notices)
+    config = read_config(document, path.parent)
+    if config.faults:
+        return CheckResult(tuple(lines_of(config.faults)), ())
+    loaded = config.loaded()
+    _, absent, wrong = inspect_secrets(loaded, environ)
+    notices = [
+        *config.notices,
+        *(f"{fault} (here; `homing serve` would refuse to start)" for fault in absent),
+    ]
+    if not loaded.value.replicas:
+        what = "no replicas are named: every request is refused until `--replica` names one"
+        notices.append(str(document.fault(("replicas",), what)))
+    return CheckResult(tuple(lines_of(wrong)), tuple(notices))
+
+
+def _is_policy(document: Document) -> bool:
+    return document.at("policy") is not None or document.at("strategy") is not None
+
+
+def _is_keys_file(document: Document) -> bool:
+    return document.at("keys") is not None

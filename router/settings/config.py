@@ -1,0 +1,159 @@
+"""What a config file says: where to listen, which replicas there are, who may come in, how much is held.
+
+Values only. Reading files is `load.py`'s, secrets are `credentials.py`'s.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from router.base.units import format_size
+from router.settings.fields import (
+    Address,
+    Duration,
+    EventsUrl,
+    FilePath,
+    HeaderName,
+    ListenAddress,
+    Model,
+    Name,
+    NotYet,
+    PathPattern,
+    Pattern,
+    RemoteAddress,
+    ReplicaUrl,
+    Size,
+)
+
+
+class Admin(Model):
+    """The admin port: dashboard, metrics, API."""
+
+    listen: ListenAddress = Address("127.0.0.1", 9090)
+    token_file: FilePath | None = None
+    """Holds the token that writes need, and everything on a listener that is not loopback."""
+
+
+class Match(Model):
+    """What a route applies to: all that is given must match. `*` may end a value, for any rest."""
+
+    path: PathPattern | None = None
+    model: Pattern | None = None
+    tenant: Pattern | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.path is None and self.model is None and self.tenant is None:
+            raise ValueError(
+                "matches everything: give path, model or tenant, or put the policy first in 'policies'"
+            )
+        return self
+
+
+class Route(Model):
+    """Which policy decides for some requests. The first route that matches wins."""
+
+    match: Match
+    policy: Name
+    """A policy of the `policies` list, or a shipped one, by its name."""
+
+
+class Replica(Model):
+    """One vLLM server."""
+
+    name: Name
+    url: ReplicaUrl
+    api_key_file: FilePath | None = None
+    api_key_env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = None
+    """The name of an environment variable."""
+    kv_tokens: Annotated[int, Field(gt=0)] | None = None
+    """KV capacity in tokens; `None` = what `/metrics` says."""
+    kv_agent: RemoteAddress | None = None
+    """Where its KV agent listens. Checked, and not used in this version."""
+    kv_events: EventsUrl | None = None
+    """Where it publishes KV events. Checked, and not used in this version."""
+    role: Literal["both"] = "both"
+    """Prefill and decode; the split roles are not in this version."""
+
+    @model_validator(mode="after")
+    def _one_key(self) -> Self:
+        if self.api_key_file is not None and self.api_key_env is not None:
+            raise ValueError("has both api_key_file and api_key_env; keep one")
+        return self
+
+
+class Discovery(Model):
+    """Finding replicas elsewhere than in this file: none of it is in this version."""
+
+    file: NotYet = None
+    dns: NotYet = None
+    kubernetes: NotYet = None
+
+
+class Access(Model):
+    """Who may come in, and the secret that session keys are made with."""
+
+    keys_file: FilePath | None = None
+    tenant_header: HeaderName | None = None
+    """Names the tenant; only behind a gateway that sets it and drops the client's own."""
+    secret_file: FilePath | None = None
+    """Routers that share it make the same session keys."""
+
+
+class Limits(Model):
+    """What is refused or cut off. Sizes in bytes, durations in seconds."""
+
+    body: Size = 64 << 20
+    held_bytes: Size = 2 << 30
+    """All request bodies held at once: waiting, or kept for a retry."""
+    head: Size = 64 << 10
+    first_byte: Duration = 600.0
+    """Wait for a replica's first byte."""
+    idle: Duration = 75.0
+    """A client's connection without a request."""
+    total: Duration | None = None
+    """A whole exchange; `None` = no limit."""
+
+    @model_validator(mode="after")
+    def _a_body_fits(self) -> Self:
+        if self.body > self.held_bytes:
+            raise ValueError(
+                f"body ({format_size(self.body)}) is more than held_bytes ({format_size(self.held_bytes)}): "
+                "such a request could never be held"
+            )
+        return self
+
+
+class Telemetry(Model):
+    """What the router says of itself, beyond `/metrics`."""
+
+    otlp: str | None = None
+    """Where traces and metrics are sent. Accepted, and not used in this version."""
+    trace_sample: Annotated[float, Field(ge=0, le=1)] = 0.1
+    access_log: str | None = None
+    """A file, or `-` for standard output; `None` = no access log."""
+
+
+class Probe(Model):
+    """How replicas are looked at: `/health` and `/metrics`."""
+
+    interval: Duration = 2.0
+    timeout: Duration = 2.0
+    """A replica that has not answered by then counts as failed this once."""
+
+
+class RouterConfig(Model):
+    """A config file."""
+
+    version: Literal[1]
+    listen: ListenAddress = Address("127.0.0.1", 8080)
+    admin: Admin = Admin()
+    policies: Annotated[tuple[FilePath, ...], Field(min_length=1)] = ("home",)
+    """Files, or shipped policies by their bare name. The first is the default."""
+    routes: tuple[Route, ...] = ()
+    replicas: tuple[Replica, ...] = ()
+    discovery: Discovery = Discovery()
+    access: Access = Access()
+    limits: Limits = Limits()
+    telemetry: Telemetry = Telemetry()
+    probe: Probe = Probe()

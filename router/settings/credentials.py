@@ -1,0 +1,253 @@
+"""Secrets from files and environment variables. None of them ever shows in a message or a repr.
+
+`HOMING_API_KEYS`, `HOMING_SECRET` and `HOMING_ADMIN_TOKEN` take the place of `access.keys_file`,
+`access.secret_file` and `admin.token_file`: where the variable is set, the file is not read. A variable
+that is set and empty is a fault, not "no secret": a router must not open itself because a deployment
+forgot to fill one in.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import AfterValidator, Field, SecretStr, ValidationError, model_validator
+
+from router.base.errors import SettingsError
+from router.base.ids import ReplicaId, TenantId
+from router.settings.access import AccessKeys
+from router.settings.config import RouterConfig
+from router.settings.document import Document, Fault, Loc, read_document
+from router.settings.explain import dotted, explain
+from router.settings.fields import Model
+from router.settings.load import Loaded, lines_of
+from router.settings.locate import find_file, shown
+
+_DIGEST: Final = re.compile(r"[0-9a-fA-F]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Secrets:
+    """What nobody else may see, resolved."""
+
+    keys: AccessKeys | None = None
+    """`None` = no API keys are configured: everybody may come in, as one tenant."""
+    secret: bytes | None = field(default=None, repr=False)
+    """What session keys are made with; `None` = none configured, each process makes up its own."""
+    admin_token: str | None = field(default=None, repr=False)
+    """`None` = the admin port takes no writes."""
+    replica_keys: Mapping[ReplicaId, str] = field(default_factory=dict, repr=False)
+    """The API key that each replica wants; absent where it wants none."""
+
+
+def _tenant(text: str) -> str:
+    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}", text) is None:
+        raise ValueError("is not a tenant's name: letters, digits and . _ : @ -, a letter or digit first")
+    return text
+
+
+def _digest(text: str) -> str:
+    if _DIGEST.fullmatch(text) is None:
+        raise ValueError("is not a SHA-256 digest: 64 hex digits")
+    return text
+
+
+class Key(Model):
+    """An API key and the tenant that it names: as a digest, or plain."""
+
+    tenant: Annotated[str, AfterValidator(_tenant)]
+    sha256: Annotated[str, AfterValidator(_digest)] | None = None
+    key: SecretStr | None = None
+    """Hashed on loading and not kept."""
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        if (self.sha256 is None) == (self.key is None):
+            raise ValueError("give either sha256 or key")
+        if self.key is not None and (wrong := _unusable(self.key.get_secret_value())):
+            raise ValueError(f"key {wrong}")
+        return self
+
+    def digest(self) -> bytes:
+        if self.sha256 is not None:
+            return bytes.fromhex(self.sha256)
+        assert self.key is not None
+        return sha256(self.key.get_secret_value().encode()).digest()
+
+
+class KeysFile(Model):
+    """A keys file."""
+
+    version: Literal[1]
+    keys: Annotated[tuple[Key, ...], Field(min_length=1)]
+
+
+def load_secrets(loaded: Loaded[RouterConfig], environ: Mapping[str, str]) -> Secrets:
+    """Everything secret that a config names. Raises `SettingsError` with every fault."""
+    secrets, absent, wrong = inspect_secrets(loaded, environ)
+    if absent or wrong:
+        raise SettingsError(lines_of([*absent, *wrong]))
+    return secrets
+
+
+def inspect_secrets(
+    loaded: Loaded[RouterConfig], environ: Mapping[str, str]
+) -> tuple[Secrets, list[Fault], list[Fault]]:
+    """The secrets, what is absent, and what is wrong.
+
+    What is absent may be present where the router will run; what is wrong is wrong everywhere.
+    """
+    search = _Search(loaded.document, loaded.folder, environ)
+    config = loaded.value
+    secrets = Secrets(
+        keys=search.keys(config.access.keys_file),
+        secret=search.secret(config.access.secret_file),
+        admin_token=search.token("HOMING_ADMIN_TOKEN", ("admin", "token_file"), config.admin.token_file),
+        replica_keys=search.replica_keys(config),
+    )
+    if not config.admin.listen.is_loopback and secrets.admin_token is None and not search.wrong:
+        what = (
+            f"admin.listen: {config.admin.listen} is reachable from other machines and needs a token: "
+            "give admin.token_file or HOMING_ADMIN_TOKEN"
+        )
+        search.absent.append(loaded.document.fault(("admin", "listen"), what))
+    return secrets, search.absent, search.wrong
+
+
+class _Search:
+    """Looks each secret up and keeps what is absent and what is wrong."""
+
+    def __init__(self, document: Document, folder: Path, environ: Mapping[str, str]) -> None:
+        self._document = document
+        self._folder = folder
+        self._environ = environ
+        self.absent: list[Fault] = []
+        self.wrong: list[Fault] = []
+
+    def keys(self, written: str | None) -> AccessKeys | None:
+        if "HOMING_API_KEYS" in self._environ:
+            keys, faults = parse_api_keys(self._environ["HOMING_API_KEYS"])
+            self.wrong += faults
+            return keys
+        path = self._find(("access", "keys_file"), written)
+        if path is None:
+            return None
+        keys, faults = keys_of(read_document(path, shown(path), secret=True))
+        self.wrong += faults
+        return keys
+
+    def secret(self, written: str | None) -> bytes | None:
+        text = self.token("HOMING_SECRET", ("access", "secret_file"), written)
+        return None if text is None else text.encode()
+
+    def token(self, variable: str, loc: Loc, written: str | None) -> str | None:
+        if variable in self._environ:
+            return self._usable(Fault(variable, None, ""), self._environ[variable])
+        return self._from_file(loc, written)
+
+    def replica_keys(self, config: RouterConfig) -> dict[ReplicaId, str]:
+        found: dict[ReplicaId, str] = {}
+        for index, replica in enumerate(config.replicas):
+            key = self._from_file(("replicas", index, "api_key_file"), replica.api_key_file)
+            if replica.api_key_env is not None:
+                loc: Loc = ("replicas", index, "api_key_env")
+                if replica.api_key_env in self._environ:
+                    place = self._document.fault(loc, f"{dotted(loc)}: {replica.api_key_env} ")
+                    key = self._usable(place, self._environ[replica.api_key_env])
+                else:
+                    what = f"{dotted(loc)}: the environment has no {replica.api_key_env}"
+                    self.absent.append(self._document.fault(loc, what))
+            if key is not None:
+                found[ReplicaId(replica.name)] = key
+        return found
+
+    def _from_file(self, loc: Loc, written: str | None) -> str | None:
+        path = self._find(loc, written)
+        if path is None:
+            return None
+        try:
+            text = path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+            self.wrong.append(self._document.fault(loc, f"{dotted(loc)}: cannot read '{written}': {reason}"))
+            return None
+        return self._usable(self._document.fault(loc, f"{dotted(loc)}: '{written}' "), text.strip())
+
+    def _find(self, loc: Loc, written: str | None) -> Path | None:
+        if written is None:
+            return None
+        path = find_file(written, self._folder)
+        if path is None:
+            self.absent.append(self._document.fault(loc, f"{dotted(loc)}: no file '{written}'"))
+        return path
+
+    def _usable(self, place: Fault, text: str) -> str | None:
+        """`text`, or `None` and a fault at `place` whose words begin as `place` does."""
+        wrong = _unusable(text)
+        if wrong:
+            self.wrong.append(place._replace(what=place.what + wrong))
+            return None
+        return text
+
+
+def keys_of(document: Document) -> tuple[AccessKeys | None, list[Fault]]:
+    """The keys of a keys file, read with `secret=True`, or what is wrong with it."""
+    faults = list(document.faults)
+    if document.value is None:
+        return None, faults
+    try:
+        # Straight from the values: JSON text in between would keep plain keys in one more place.
+        file = KeysFile.model_validate(document.value, strict=False)
+    except ValidationError as error:
+        return None, faults + explain(error, document, KeysFile)
+    digests: dict[bytes, TenantId] = {}
+    for index, key in enumerate(file.keys):
+        if key.digest() in digests:
+            what = f"keys[{index}]: the same key is given before"
+            faults.append(document.fault(("keys", index), what))
+        digests[key.digest()] = TenantId(key.tenant)
+    return (None, faults) if faults else (AccessKeys(digests.items()), [])
+
+
+def parse_api_keys(text: str) -> tuple[AccessKeys | None, list[Fault]]:
+    """`acme=sha256:<hex>,beta=plain` → keys, or what is wrong, without repeating any of it."""
+    digests: dict[bytes, TenantId] = {}
+    faults: list[Fault] = []
+    for number, entry in enumerate(text.split(","), start=1):
+        tenant, equals, value = entry.strip().partition("=")
+        wrong, digest = "", b""
+        if not entry.strip():
+            wrong = "is empty"
+        elif not equals:
+            wrong = "is not tenant=key or tenant=sha256:<64 hex digits>"
+        else:
+            try:
+                _tenant(tenant)
+            except ValueError as error:
+                wrong = str(error)
+        if not wrong:
+            hexed = value.removeprefix("sha256:")
+            if hexed == value:
+                wrong, digest = _unusable(value), sha256(value.encode()).digest()
+            elif _DIGEST.fullmatch(hexed) is None:
+                wrong = "is not a SHA-256 digest: 64 hex digits"
+            else:
+                digest = bytes.fromhex(hexed)
+        if not wrong and digest in digests:
+            wrong = "is a key that is given before"
+        if wrong:
+            faults.append(Fault("HOMING_API_KEYS", None, f"entry {number} {wrong}"))
+        else:
+            digests[digest] = TenantId(tenant)
+    return (None, faults) if faults else (AccessKeys(digests.items()), [])
+
+
+def _unusable(secret: str) -> str:
+    """Why no client could send this in a header; "" where it could."""
+    if not secret:
+        return "is empty"
+    if not secret.isascii() or not secret.isprintable() or " " in secret:
+        return "has a space, a control character or a letter outside ASCII"
+    return ""

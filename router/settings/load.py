@@ -1,0 +1,251 @@
+"""Loads config and policy files: every fault of all of them at once, each with its file and line.
+
+Policies come from local files only: their `module:Class` is imported to check its parameters.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from router.base.errors import SettingsError
+from router.settings.config import RouterConfig
+from router.settings.document import Document, Fault, Loc, read_document
+from router.settings.explain import explain, nearest
+from router.settings.fields import Address, parse_address, parse_replica_url
+from router.settings.locate import find_file, is_bare_name, shipped_policies, shown
+from router.settings.notices import config_notices, policy_notices
+from router.settings.policy import Bound, Policy
+from router.settings.strategies import PLACES_BY_BOUND, parameters, resolve
+
+T = TypeVar("T", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded(Generic[T]):
+    """A file that can be used."""
+
+    value: T
+    document: Document
+    """For faults that show later, with their lines. Without any where the value came from flags."""
+    folder: Path
+    """Files that it names are looked for here first."""
+    notices: tuple[str, ...] = ()
+    """What it asks for and does not get in this version, and the like: complete lines."""
+    policies: "tuple[Loaded[Policy], ...]" = ()
+    """Of a config: the default first, then the other listed ones, then those that only routes name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading(Generic[T]):
+    """A file as far as it could be read. `value` is `None` where it has a fault of its own."""
+
+    value: T | None
+    document: Document
+    folder: Path
+    faults: tuple[Fault, ...] = ()
+    """Its own and those of the policies that it names."""
+    notices: tuple[str, ...] = ()
+    policies: "tuple[Reading[Policy], ...]" = ()
+
+    def loaded(self) -> Loaded[T]:
+        """Raises `SettingsError` with all faults."""
+        if self.faults or self.value is None:
+            raise SettingsError(lines_of(self.faults))
+        policies = tuple(policy.loaded() for policy in self.policies)
+        return Loaded(self.value, self.document, self.folder, self.notices, policies)
+
+
+def load_config(path: Path) -> Loaded[RouterConfig]:
+    """A config and all policies that it names. Raises `SettingsError` with every fault of all of them."""
+    return read_config(read_document(path, shown(path)), path.parent).loaded()
+
+
+def load_policy(path_or_name: str) -> Loaded[Policy]:
+    """A policy from a file, or a shipped one by its name. Raises `SettingsError` with every fault."""
+    try:
+        path = find_policy(path_or_name, Path())
+    except ValueError as error:
+        raise SettingsError([str(error)]) from None
+    return read_policy(read_document(path, shown(path)), path.parent).loaded()
+
+
+def read_policy(document: Document, folder: Path) -> Reading[Policy]:
+    """Check a policy file that has been read."""
+    policy, faults = _checked(Policy, document)
+    faults += _strategy_faults(document, policy)
+    if faults:
+        return Reading(None, document, folder, _ordered(faults))
+    return Reading(policy, document, folder, notices=tuple(policy_notices(document)))
+
+
+def read_config(document: Document, folder: Path) -> Reading[RouterConfig]:
+    """Check a config file that has been read, and read and check the policies that it names."""
+    config, faults = _checked(RouterConfig, document)
+    faults += _replica_faults(document)
+    faults += _address_faults(document)
+    policies, policy_faults = _policies(document, folder)
+    faults += policy_faults
+    every = _ordered(faults) + tuple(fault for policy in policies for fault in policy.faults)
+    if every:
+        return Reading(None if faults else config, document, folder, every, policies=policies)
+    notices = (*config_notices(document), *(line for policy in policies for line in policy.notices))
+    return Reading(config, document, folder, (), notices, policies)
+
+
+def lines_of(faults: Iterable[Fault]) -> list[str]:
+    """As text, each once: a policy that is named twice is not at fault twice."""
+    return list(dict.fromkeys(map(str, faults)))
+
+
+def find_policy(written: str, folder: Path) -> Path:
+    """The file of a policy named as in `policies`. Raises `ValueError` with the nearest name."""
+    shipped = shipped_policies()
+    if is_bare_name(written):
+        if written not in shipped:
+            raise ValueError(f"no policy '{written}' is shipped{nearest(written, shipped)}")
+        return shipped[written]
+    path = find_file(written, folder)
+    if path is None:
+        beside = "" if Path(written).is_absolute() else f" in {shown(folder)} or in the working directory"
+        stem = Path(written).stem
+        hint = f"; write '{stem}' for the shipped policy" if stem in shipped else ""
+        raise ValueError(f"no file '{written}'{beside}{hint}")
+    return path
+
+
+def same_address(one: Address, other: Address) -> bool:
+    """Whether two listeners would want the same port of the same host. Port 0 never collides."""
+    anywhere = {"0.0.0.0", "::"}
+    overlap = one.host == other.host or one.host in anywhere or other.host in anywhere
+    return overlap and one.port == other.port and one.port != 0
+
+
+def _checked(shape: type[T], document: Document) -> tuple[T | None, list[Fault]]:
+    """The model, or what is wrong. A line that is malformed is not blamed a second time for its value."""
+    faults = list(document.faults)
+    if document.value is None:
+        return None, faults
+    malformed = {fault.line for fault in faults}
+    try:
+        value = shape.model_validate_json(json.dumps(document.value))
+    except ValidationError as error:
+        faults += [fault for fault in explain(error, document, shape) if fault.line not in malformed]
+        return None, faults
+    return value, faults
+
+
+def _strategy_faults(document: Document, policy: Policy | None) -> list[Fault]:
+    name = document.at("strategy")
+    if not isinstance(name, str):
+        return []
+    try:
+        strategy = resolve(name)
+    except ValueError as error:
+        return [document.fault(("strategy",), f"strategy: {error}")]
+    if policy is None:
+        return []
+    faults = [
+        document.fault(("params", key), f"params.{key}: strategy {name} takes it from place.bound.{key}")
+        for key in sorted(policy.params.keys() & Bound.model_fields.keys())
+        if name in PLACES_BY_BOUND
+    ]
+    try:
+        parameters(strategy, policy)
+    except ValidationError as error:
+        faults += explain(error, document, strategy.params, under=("params",))
+    return faults
+
+
+def _replica_faults(document: Document) -> list[Fault]:
+    """Names and URLs given twice. From the plain values, so that no other fault hides them."""
+    faults = []
+    first: dict[tuple[str, str], int] = {}
+    for index, item in enumerate(_items(document, "replicas")):
+        for key in ("name", "url"):
+            value = item.get(key) if isinstance(item, dict) else None
+            if not isinstance(value, str):
+                continue
+            loc = ("replicas", index, key)
+            if key == "url":
+                try:
+                    value = parse_replica_url(value)
+                except ValueError:
+                    continue  # told with its own line
+            line = document.line_of(loc)
+            if (key, value) in first:
+                what = f"replicas[{index}].{key}: '{value}' is already on line {first[key, value]}"
+                faults.append(document.fault(loc, what))
+            first.setdefault((key, value), line)
+    return faults
+
+
+def _address_faults(document: Document) -> list[Fault]:
+    try:
+        listen = parse_address(document.at("listen") or "127.0.0.1:8080")
+        admin = parse_address(document.at("admin", "listen") or "127.0.0.1:9090")
+    except ValueError:
+        return []  # told with its own line
+    if not same_address(listen, admin):
+        return []
+    what = f"admin.listen: {admin} is also the data port's; give each its own"
+    return [document.fault(("admin", "listen"), what)]
+
+
+def _policies(document: Document, folder: Path) -> tuple[tuple[Reading[Policy], ...], list[Fault]]:
+    """The policies that are listed, then those that only routes name; and faults of the naming."""
+    if document.value is None:
+        return (), []
+    readings: list[Reading[Policy]] = []
+    faults: list[Fault] = []
+    names: dict[str, int] = {}
+    unnamed = False
+    listed = _items(document, "policies") if document.at("policies") is not None else ["home"]
+    for index, written in enumerate(listed):
+        loc: Loc = ("policies", index)
+        if not isinstance(written, str) or not written:
+            continue  # told by the model
+        try:
+            path = find_policy(written, folder)
+        except ValueError as error:
+            faults.append(document.fault(loc, f"policies[{index}]: {error}"))
+            unnamed = True
+            continue
+        reading = read_policy(read_document(path, shown(path)), path.parent)
+        readings.append(reading)
+        name = reading.document.at("policy")
+        if not isinstance(name, str):
+            unnamed = True
+        elif name in names:
+            what = f"policies[{index}]: a policy named '{name}' is already on line {names[name]}"
+            faults.append(document.fault(loc, what))
+        else:
+            names[name] = document.line_of(loc)
+    shipped = shipped_policies()
+    for index, route in enumerate(_items(document, "routes")):
+        name = route.get("policy") if isinstance(route, dict) else None
+        if not isinstance(name, str) or name in names:
+            continue
+        loc = ("routes", index, "policy")
+        if name in shipped:
+            readings.append(
+                read_policy(read_document(shipped[name], shown(shipped[name])), shipped[name].parent)
+            )
+            names[name] = document.line_of(loc)
+        elif not unnamed:
+            # While a listed policy cannot be read, its name may be the very one.
+            what = f"routes[{index}].policy: unknown policy '{name}'{nearest(name, {*names, *shipped})}"
+            faults.append(document.fault(loc, what))
+    return tuple(readings), faults
+
+
+def _items(document: Document, key: str) -> list[object]:
+    items = document.at(key)
+    return items if isinstance(items, list) else []
+
+
+def _ordered(faults: Iterable[Fault]) -> tuple[Fault, ...]:
+    return tuple(sorted(faults, key=lambda fault: fault.line or 0))

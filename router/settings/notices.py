@@ -1,0 +1,75 @@
+"""What a file asks for and this version does not do: one table, so that nothing is dropped in silence."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from router.settings.document import Document, Loc
+from router.settings.explain import dotted
+from router.settings.strategies import PLACES_BY_BOUND
+
+
+class Unused(NamedTuple):
+    """A key without effect. Shown only where the file has the key."""
+
+    loc: Loc
+    """`*` stands for every item of a list."""
+    says: str
+    when: Callable[[object], bool] = lambda value: value is not None
+    """For which values."""
+
+
+CONFIG: Final[Sequence[Unused]] = (
+    Unused(("replicas", "*", "kv_agent"), "has no effect in this version: no KV is pulled"),
+    Unused(
+        ("replicas", "*", "kv_events"),
+        "has no effect in this version: what is cached is known from the router's own bookkeeping",
+    ),
+    Unused(("telemetry", "otlp"), "has no effect in this version: no traces are sent"),
+    Unused(
+        ("telemetry", "trace_sample"),
+        "has no effect in this version: no traces are sent",
+        lambda value: value != 0,
+    ),
+)
+POLICY: Final[Sequence[Unused]] = (
+    Unused(("price",), "has no effect in this version: later turns go home unless home is over a limit"),
+    Unused(
+        ("queue", "order"),
+        "least-missing has no effect in this version: turns are dispatched at once (order: engine)",
+        lambda value: value == "least-missing",
+    ),
+)
+
+
+def config_notices(document: Document) -> list[str]:
+    """Notices on a config file that is without fault."""
+    return _of(document, CONFIG)
+
+
+def policy_notices(document: Document) -> list[str]:
+    """Notices on a policy file that is without fault."""
+    notices = _of(document, POLICY)
+    strategy = document.at("strategy")
+    if document.at("place", "bound") is not None and strategy not in PLACES_BY_BOUND:
+        what = f"place.bound: has no effect with strategy {strategy}; its own are under 'params'"
+        notices.append(str(document.fault(("place", "bound"), what)))
+    return notices
+
+
+def _of(document: Document, table: Sequence[Unused]) -> list[str]:
+    return [
+        str(document.fault(loc, f"{dotted(loc)}: {unused.says}"))
+        for unused in table
+        for loc in _places(document, unused.loc)
+        if loc in document.lines and unused.when(document.at(*loc))
+    ]
+
+
+def _places(document: Document, pattern: Loc) -> Iterator[Loc]:
+    if "*" not in pattern:
+        yield pattern
+        return
+    star = pattern.index("*")
+    items = document.at(*pattern[:star])
+    for index in range(len(items) if isinstance(items, list) else 0):
+        yield (*pattern[:star], index, *pattern[star + 1 :])

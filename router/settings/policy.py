@@ -1,0 +1,130 @@
+"""What a policy file says: how sessions are told apart, and how a replica is chosen for a turn.
+
+Values only. `build.py` makes the plan that the engine runs.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, JsonValue, model_validator
+
+from router.core.plan import Overload as OverloadDefaults
+from router.core.plan import Retry as RetryDefaults
+from router.core.plan import SessionRules
+from router.settings.fields import (
+    BodyField,
+    CountOrAuto,
+    Duration,
+    DurationOrAuto,
+    DurationOrZero,
+    HeaderName,
+    Model,
+    Name,
+)
+
+_SESSION = SessionRules()
+_OVERLOAD = OverloadDefaults()
+_RETRY = RetryDefaults()
+
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class Session(Model):
+    """Where a session's id is looked for: headers, then body fields, then the conversation's opening."""
+
+    headers: tuple[HeaderName, ...] = _SESSION.headers
+    body: tuple[BodyField, ...] = _SESSION.body
+    derive: bool = _SESSION.derive
+    idle: Duration = _SESSION.idle_s
+    """A session without a turn for this long is forgotten."""
+
+
+class Bound(Model):
+    """An owner is skipped while its load exceeds both `relative` × mean and mean + `absolute`."""
+
+    relative: Annotated[float, Field(ge=1, le=1000)] = 1.1
+    absolute: Annotated[int, Field(ge=0)] = 50_000
+    """Tokens of living sessions."""
+
+
+class Place(Model):
+    """Where a session that nobody holds goes."""
+
+    vnodes: Annotated[int, Field(ge=1, le=10_000)] = 160
+    """Virtual nodes a replica on the ring."""
+    bound: Bound = Bound()
+
+
+class Prefill(Model):
+    """What is assumed of a replica's prefill rate until it is learned."""
+
+    seed_tokens_per_s: Annotated[int, Field(gt=0)] = 8000
+
+
+class Pull(Model):
+    """When KV is fetched from another replica instead of computed again."""
+
+    enabled: bool = True
+    min_tokens: Annotated[int, Field(ge=0)] = 512
+    stall: Duration = 0.15
+    deadline: Duration = 2.0
+
+
+class Price(Model):
+    """What the options of a turn cost. Accepted, and not used in this version."""
+
+    prefill: Prefill = Prefill()
+    pull: Pull = Pull()
+    move: DurationOrZero = 0.05
+    """Added for leaving home."""
+
+
+class Queue(Model):
+    """How turns wait. This version dispatches at once, whatever the order says."""
+
+    order: Literal["engine", "least-missing"] = "engine"
+    ageing: Annotated[float, Field(ge=0)] = 0.02
+    horizon: DurationOrAuto = None
+    max: Annotated[int, Field(ge=1)] = 4096
+    wait: Duration = 300.0
+
+
+class Overload(Model):
+    """When a replica is passed over."""
+
+    in_flight: CountOrAuto = _OVERLOAD.in_flight
+    kv_usage: Share | None = _OVERLOAD.kv_usage
+    """Share of KV blocks in use; `null` = no limit."""
+
+
+class Retry(Model):
+    """What happens when a replica fails before the first byte of its answer."""
+
+    attempts: Annotated[int, Field(ge=0, le=10)] = _RETRY.attempts
+    after_death: Annotated[int, Field(ge=0, le=10)] = _RETRY.after_death
+    budget: Annotated[float, Field(ge=0, le=1)] = _RETRY.budget
+    """Retries across the fleet as a share of requests."""
+
+    @model_validator(mode="after")
+    def _death_within_attempts(self) -> Self:
+        if self.after_death > self.attempts:
+            raise ValueError(f"after_death ({self.after_death}) is more than attempts ({self.attempts})")
+        return self
+
+
+class Policy(Model):
+    """A policy file."""
+
+    version: Literal[1]
+    policy: Name
+    session: Session = Session()
+    strategy: str
+    """A built-in strategy's name, or `module:Class` for one of your own."""
+    params: dict[str, JsonValue] = Field(default_factory=dict)
+    """The strategy's own parameters."""
+    place: Place = Place()
+    price: Price = Price()
+    queue: Queue = Queue()
+    overload: Overload = Overload()
+    retry: Retry = Retry()
+    reserved: Literal["cut", "refuse"] = "cut"
+    """What happens to a body's fields that are the router's to set."""
