@@ -1,0 +1,328 @@
+"""The admin port: what the router knows, for people and monitors, and the few levers it has.
+
+Speaks HTTP and JSON only; everything it shows or does is the engine's, or comes from the callables that it
+is given. Who may call is decided by `guard`.
+"""
+
+import difflib
+import errno
+import logging
+import os
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from router.base.clock import Clock
+from router.base.errors import ErrorKind, HomingError, Refused
+from router.base.ids import ReplicaId, SessionKey
+from router.controlplane.answers import Problem, decode, json_answer, proper_answers, read_body, read_limit
+from router.controlplane.guard import Caller, Guard, is_loopback
+from router.controlplane.ports import AdministeredFleet
+from router.core.fleet import ReplicaStatus
+from router.core.health import State
+from router.core.session import Session
+
+_log = logging.getLogger(__name__)
+
+_SHUTDOWN_S: Final = 1.0
+
+_READY: Final = frozenset({State.HEALTHY, State.PROBATION})
+
+# Faults of the request that is to be explained. Any other refusal is an answer: that turn would be refused.
+_BAD_INPUT: Final = frozenset({ErrorKind.BAD_REQUEST, ErrorKind.NOT_FOUND})
+
+_PAGE: Final = """\
+<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<title>Homing</title>
+<h1>Homing</h1>
+<ul>
+<li><a href="/readyz">Ready?</a></li>
+<li><a href="/api/replicas">Replicas</a></li>
+<li><a href="/api/sessions">Sessions</a></li>
+<li><a href="/api/decisions">Decisions</a></li>
+<li><a href="/api/policy">Policy</a></li>
+<li><a href="/metrics">Metrics</a></li>
+</ul>
+</html>
+"""
+
+
+class ExplainRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """A turn to be explained."""
+
+    body: msgspec.Raw
+    """The request's JSON body, byte for byte as written."""
+    path: str = "/v1/chat/completions"
+    session: str | None = None
+    """The client's session id, as it would stand in the first session header."""
+    tenant: str | None = None
+
+
+class Explain(Protocol):
+    """The bill of a turn that is not sent. Raises `Refused` where the turn would be."""
+
+    def __call__(
+        self, path: str, body: bytes, session: str | None, tenant: str | None
+    ) -> dict[str, object]: ...
+
+
+class _Drain(msgspec.Struct, forbid_unknown_fields=True):
+    on: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdminSources:
+    """What the admin port shows besides the engine."""
+
+    metrics: Callable[[], str]
+    """Prometheus text."""
+    decisions: Callable[[int], list[dict[str, object]]]
+    """The last ones, newest first, at most as many as asked for."""
+    policy: Callable[[], str]
+    """The policy in force, as YAML."""
+    explain: Explain
+
+
+class AdminServer:
+    """Serves one address. `start` before use, `close` after.
+
+    Without a `token` a random one is made, which is right for loopback only: `start` raises `HomingError`
+    elsewhere. It is the `token` property; with `token_file`, `start` also writes it there, readable by
+    the owner alone, says so in the log, and `close` removes the file.
+    """
+
+    def __init__(
+        self,
+        fleet: AdministeredFleet,
+        clock: Clock,
+        sources: AdminSources,
+        *,
+        token: str | None = None,
+        token_file: Path | None = None,
+        allowed_hosts: Iterable[str] = (),
+        max_body_bytes: int = 64 * 1024 * 1024,
+    ) -> None:
+        self._fleet = fleet
+        self._clock = clock
+        self._sources = sources
+        self._configured = bool(token)
+        self._token = token or secrets.token_urlsafe(32)
+        self._token_file = token_file if not token else None
+        self._allowed_hosts = tuple(allowed_hosts)
+        self._max_body_bytes = max_body_bytes
+        self._runner: web.AppRunner | None = None
+        self._port = 0
+
+    @property
+    def token(self) -> str:
+        """What writes need: as configured, or as made up."""
+        return self._token
+
+    @property
+    def port(self) -> int:
+        """The port it listens on, once started; 0 before."""
+        return self._port
+
+    async def start(self, host: str, port: int) -> None:
+        """Listen; port 0 takes any free one. Raises `HomingError` with what to do where it cannot."""
+        if not self._configured and not is_loopback(host):
+            raise HomingError(
+                f"the admin API on {host} can be reached from other machines and has no token: set "
+                "`admin.token`, or listen on 127.0.0.1"
+            )
+        guard = Guard(host, token=self._token, allowed_hosts=self._allowed_hosts, read_only=("/api/explain",))
+        runner = web.AppRunner(
+            self._application(guard), access_log=None, shutdown_timeout=_SHUTDOWN_S, handle_signals=False
+        )
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, host, port).start()
+        except OSError as error:
+            await runner.cleanup()
+            raise _cannot_listen(error, host, port) from error
+        if self._token_file is not None:
+            try:
+                _write_secret(self._token_file, self._token)
+            except OSError as error:
+                await runner.cleanup()
+                raise HomingError(
+                    f"the admin token cannot be written to {self._token_file}: {error.strerror or error}"
+                ) from error
+            _log.info("admin API: the token for writes is in %s", self._token_file)
+        self._runner = runner
+        self._port = runner.addresses[0][1]
+
+    async def close(self) -> None:
+        """Stop listening. May be called again."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await runner.cleanup()
+            if self._token_file is not None:
+                self._token_file.unlink(missing_ok=True)
+
+    def _application(self, guard: Guard) -> web.Application:
+        app = web.Application(
+            middlewares=[proper_answers, _guarded_by(guard)], client_max_size=self._max_body_bytes
+        )
+        routes = app.router
+        routes.add_get("/", self._index)
+        routes.add_get("/livez", self._livez)
+        routes.add_get("/readyz", self._readyz)
+        routes.add_get("/metrics", self._metrics)
+        routes.add_get("/api/replicas", self._replicas)
+        routes.add_post("/api/replicas/{name}/drain", self._drain)
+        routes.add_get("/api/sessions", self._sessions)
+        routes.add_delete("/api/sessions/{key}", self._end_session)
+        routes.add_get("/api/decisions", self._decisions)
+        routes.add_get("/api/policy", self._policy)
+        routes.add_post("/api/explain", self._explain)
+        return app
+
+    async def _index(self, _request: web.Request) -> web.Response:
+        return web.Response(text=_PAGE, content_type="text/html")
+
+    async def _livez(self, _request: web.Request) -> web.Response:
+        return json_answer({"live": True})
+
+    async def _readyz(self, _request: web.Request) -> web.Response:
+        replicas = self._fleet.replicas(self._clock.now())
+        if any(status.health in _READY and not status.draining for status in replicas):
+            return json_answer({"ready": True, "reasons": []})
+        reasons = [_why_not_ready(status) for status in replicas] or ["there are no replicas"]
+        return json_answer({"ready": False, "reasons": reasons}, status=503)
+
+    async def _metrics(self, _request: web.Request) -> web.Response:
+        return web.Response(
+            body=self._sources.metrics().encode(),
+            headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
+        )
+
+    async def _replicas(self, _request: web.Request) -> web.Response:
+        replicas = self._fleet.replicas(self._clock.now())
+        return json_answer({"replicas": [_replica_fields(status) for status in replicas]})
+
+    async def _drain(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        body = await read_body(request)
+        order = decode(body, _Drain) if body else _Drain()
+        try:
+            self._fleet.drain(ReplicaId(name), order.on)
+        except KeyError:
+            near = difflib.get_close_matches(name, self._fleet.replica_ids(), n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else "; /api/replicas lists them"
+            raise Problem(404, "no_such_replica", f"there is no replica {name!r}{hint}") from None
+        _log.info("replica %s: %s by the admin API", name, "drained" if order.on else "given turns again")
+        return json_answer({"replica": name, "draining": order.on})
+
+    async def _sessions(self, request: web.Request) -> web.Response:
+        now = self._clock.now()
+        sessions = self._fleet.sessions(read_limit(request))
+        return json_answer({"sessions": [_session_fields(session, now) for session in sessions]})
+
+    async def _end_session(self, request: web.Request) -> web.Response:
+        key = request.match_info["key"]
+        if not self._fleet.end_session(SessionKey(key)):
+            raise Problem(
+                404, "no_such_session", f"there is no session {key!r}; /api/sessions lists the latest keys"
+            )
+        return json_answer({"ended": key})
+
+    async def _decisions(self, request: web.Request) -> web.Response:
+        return json_answer({"decisions": self._sources.decisions(read_limit(request))})
+
+    async def _policy(self, _request: web.Request) -> web.Response:
+        return web.Response(text=self._sources.policy(), content_type="application/yaml")
+
+    async def _explain(self, request: web.Request) -> web.Response:
+        asked = decode(await read_body(request), ExplainRequest)
+        try:
+            bill = self._sources.explain(asked.path, bytes(asked.body), asked.session, asked.tenant)
+        except Refused as refusal:
+            if refusal.kind in _BAD_INPUT:
+                raise Problem(400, refusal.kind.value, refusal.message) from None
+            return json_answer(
+                {
+                    "refused": {
+                        "kind": refusal.kind.value,
+                        "message": refusal.message,
+                        "retry_after_s": refusal.retry_after_s,
+                    }
+                }
+            )
+        return json_answer(bill)
+
+
+def _guarded_by(guard: Guard) -> Middleware:
+    @web.middleware
+    async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+        headers = request.headers
+        sockname = request.get_extra_info("sockname")
+        rejection = guard.check(
+            Caller(
+                request.method,
+                request.path,
+                headers.get("Host"),
+                headers.get("Origin"),
+                headers.get("Authorization"),
+                headers.get("X-Homing-Token"),
+                sockname[0] if sockname else None,
+            )
+        )
+        if rejection is not None:
+            raise Problem(*rejection)
+        return await handler(request)
+
+    return guarded
+
+
+def _why_not_ready(status: ReplicaStatus) -> str:
+    if status.draining:
+        return f"{status.id} is draining"
+    return f"{status.id} is {status.health}" + (f": {status.why}" if status.why else "")
+
+
+def _replica_fields(status: ReplicaStatus) -> dict[str, object]:
+    fields: dict[str, object] = status._asdict()
+    fields["name"] = fields.pop("id")
+    fields["report"] = status.report._asdict() if status.report is not None else None
+    return fields
+
+
+def _session_fields(session: Session, now: float) -> dict[str, object]:
+    return {
+        "key": session.key,
+        "model": session.model,
+        "tenant": session.tenant,
+        "home": session.home,
+        "resident_tokens": session.resident_tokens,
+        "turns": session.turns,
+        "moves": session.moves,
+        "source": session.source,
+        "age_s": now - session.created_at,
+        "idle_s": now - session.last_turn_at,
+    }
+
+
+def _write_secret(path: Path, secret: str) -> None:
+    """A file that its owner alone can read, new each time: a file that waits there may be another's."""
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(secret + "\n")
+
+
+def _cannot_listen(error: OSError, host: str, port: int) -> HomingError:
+    why = error.strerror or str(error)
+    if error.errno == errno.EADDRINUSE:
+        why = "the address is in use; stop what listens there, or choose another with --admin HOST:PORT"
+    elif error.errno == errno.EACCES:
+        why = "no permission; choose a port above 1023 with --admin HOST:PORT"
+    return HomingError(f"the admin API cannot listen on {host}:{port}: {why}")

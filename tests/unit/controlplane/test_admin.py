@@ -1,0 +1,443 @@
+import socket
+import stat
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from router.base.clock import ManualClock
+from router.base.errors import ErrorKind, HomingError, Refused
+from router.base.ids import ReplicaId, SessionKey, TenantId
+from router.controlplane.admin import AdminServer, AdminSources
+from router.core.fleet import ReplicaStatus, Report
+from router.core.session import Session
+
+A, B = ReplicaId("a"), ReplicaId("b")
+TOKEN = {"X-Homing-Token": "t0ken"}
+
+
+def replica(
+    name: ReplicaId, health: str = "healthy", why: str = "", *, draining: bool = False
+) -> ReplicaStatus:
+    return ReplicaStatus(
+        id=name,
+        url=f"http://{name}:8000",
+        health=health,
+        why=why,
+        draining=draining,
+        models=("m",),
+        in_flight=3,
+        pending_tokens=40,
+        working_set_tokens=500,
+        sessions=2,
+        index_segments=60,
+        report=Report(running=1.0),
+        report_age_s=0.5,
+        capacity_tokens=None,
+        recent_failures=0.25,
+        restarts=1,
+    )
+
+
+def session(key: str) -> Session:
+    return Session(
+        key=SessionKey(key),
+        model="m",
+        tenant=TenantId("acme"),
+        home=A,
+        home_epoch=0,
+        resident_tokens=700,
+        tail=7,
+        reply_tokens=20,
+        turns=4,
+        moves=1,
+        created_at=10.0,
+        last_turn_at=90.0,
+        source="x-session-id",
+    )
+
+
+@dataclass
+class Fleet:
+    statuses: list[ReplicaStatus] = field(default_factory=lambda: [replica(A), replica(B)])
+    table: list[Session] = field(default_factory=lambda: [session("k2"), session("k1")])
+    drained: list[tuple[str, bool]] = field(default_factory=list)
+
+    def replica_ids(self) -> tuple[ReplicaId, ...]:
+        return tuple(status.id for status in self.statuses)
+
+    def replicas(self, now: float) -> tuple[ReplicaStatus, ...]:
+        assert now == 100.0
+        return tuple(self.statuses)
+
+    def sessions(self, limit: int) -> list[Session]:
+        return self.table[:limit]
+
+    def drain(self, replica: ReplicaId, on: bool) -> None:
+        if replica not in self.replica_ids():
+            raise KeyError(replica)
+        self.drained.append((replica, on))
+
+    def end_session(self, key: SessionKey) -> bool:
+        found = [entry for entry in self.table if entry.key == key]
+        for entry in found:
+            self.table.remove(entry)
+        return bool(found)
+
+
+def explain(path: str, body: bytes, session: str | None, tenant: str | None) -> dict[str, object]:
+    return {"path": path, "body": body.decode(), "session": session, "tenant": tenant}
+
+
+def fails(error: Exception) -> Callable[..., dict[str, object]]:
+    def raising(path: str, body: bytes, session: str | None, tenant: str | None) -> dict[str, object]:
+        raise error
+
+    return raising
+
+
+class Client:
+    """Talks to one admin server; answers as (status, JSON)."""
+
+    def __init__(self, server: AdminServer, http: aiohttp.ClientSession) -> None:
+        self.server = server
+        self.http = http
+        self.url = f"http://127.0.0.1:{server.port}"
+
+    async def ask(
+        self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, dict[str, object]]:
+        sent = {"data": body} if isinstance(body, bytes) else {"json": body} if body is not None else {}
+        async with self.http.request(method, self.url + path, headers=headers, **sent) as answer:
+            assert answer.content_type == "application/json"
+            return answer.status, await answer.json()
+
+
+@asynccontextmanager
+async def admin(
+    fleet: Fleet | None = None,
+    explain: Callable[..., dict[str, object]] = explain,
+    max_body_bytes: int = 1000,
+) -> AsyncIterator[Client]:
+    sources = AdminSources(
+        metrics=lambda: "homing_up 1\n",
+        decisions=lambda limit: [{"n": n} for n in range(min(limit, 3))],
+        policy=lambda: "policy: home\n",
+        explain=explain,
+    )
+    server = AdminServer(
+        fleet if fleet is not None else Fleet(),
+        ManualClock(100.0),
+        sources,
+        token="t0ken",
+        max_body_bytes=max_body_bytes,
+    )
+    await server.start("127.0.0.1", 0)
+    try:
+        async with aiohttp.ClientSession() as http:
+            yield Client(server, http)
+    finally:
+        await server.close()
+
+
+def problem(answer: dict[str, object]) -> tuple[str, str]:
+    error = answer["error"]
+    assert isinstance(error, dict)
+    return error["code"], error["message"]
+
+
+async def test_it_is_live_as_long_as_it_answers() -> None:
+    async with admin(Fleet(statuses=[])) as client:
+        assert await client.ask("GET", "/livez") == (200, {"live": True})
+
+
+@pytest.mark.parametrize(
+    ("statuses", "status", "reasons"),
+    [
+        ([], 503, ["there are no replicas"]),
+        ([replica(A, "starting")], 503, ["a is starting"]),
+        (
+            [replica(A, "down", "refused"), replica(B, draining=True)],
+            503,
+            ["a is down: refused", "b is draining"],
+        ),
+        ([replica(A, "down", "refused"), replica(B, "probation")], 200, []),
+        ([replica(A, "down", "refused"), replica(B)], 200, []),
+    ],
+)
+async def test_it_is_ready_while_one_replica_takes_turns(
+    statuses: list[ReplicaStatus], status: int, reasons: list[str]
+) -> None:
+    async with admin(Fleet(statuses=statuses)) as client:
+        assert await client.ask("GET", "/readyz") == (status, {"ready": status == 200, "reasons": reasons})
+
+
+async def test_metrics_are_served_as_prometheus_text() -> None:
+    async with admin() as client, client.http.get(client.url + "/metrics") as answer:
+        assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+        assert await answer.text() == "homing_up 1\n"
+
+
+async def test_replicas_are_shown_with_all_that_is_known_and_null_for_what_is_not() -> None:
+    async with admin() as client:
+        _, answer = await client.ask("GET", "/api/replicas")
+        assert answer["replicas"][0] == {
+            "name": "a",
+            "url": "http://a:8000",
+            "health": "healthy",
+            "why": "",
+            "draining": False,
+            "models": ["m"],
+            "in_flight": 3,
+            "pending_tokens": 40,
+            "working_set_tokens": 500,
+            "sessions": 2,
+            "index_segments": 60,
+            "report": {
+                "start_time": None,
+                "running": 1.0,
+                "waiting": None,
+                "kv_usage": None,
+                "kv_capacity_tokens": None,
+            },
+            "report_age_s": 0.5,
+            "capacity_tokens": None,
+            "recent_failures": 0.25,
+            "restarts": 1,
+        }
+
+
+async def test_sessions_are_shown_with_ages_and_without_the_hash_of_their_prompt() -> None:
+    async with admin() as client:
+        _, answer = await client.ask("GET", "/api/sessions?limit=1")
+        assert answer["sessions"] == [
+            {
+                "key": "k2",
+                "model": "m",
+                "tenant": "acme",
+                "home": "a",
+                "resident_tokens": 700,
+                "turns": 4,
+                "moves": 1,
+                "source": "x-session-id",
+                "age_s": 90.0,
+                "idle_s": 10.0,
+            }
+        ]
+
+
+async def test_decisions_are_shown_up_to_the_limit() -> None:
+    async with admin() as client:
+        assert await client.ask("GET", "/api/decisions?limit=2") == (200, {"decisions": [{"n": 0}, {"n": 1}]})
+        assert await client.ask("GET", "/api/decisions") == (
+            200,
+            {"decisions": [{"n": 0}, {"n": 1}, {"n": 2}]},
+        )
+
+
+async def test_the_policy_is_served_as_yaml() -> None:
+    async with admin() as client, client.http.get(client.url + "/api/policy") as answer:
+        assert answer.content_type == "application/yaml"
+        assert await answer.text() == "policy: home\n"
+
+
+async def test_the_page_links_what_there_is() -> None:
+    async with admin() as client:
+        async with client.http.get(client.url + "/") as answer:
+            assert answer.content_type == "text/html"
+            page = await answer.text()
+        for path in (
+            "/readyz",
+            "/api/replicas",
+            "/api/sessions",
+            "/api/decisions",
+            "/api/policy",
+            "/metrics",
+        ):
+            assert f'href="{path}"' in page
+            async with client.http.get(client.url + path) as answer:
+                assert answer.status == 200
+
+
+async def test_explain_hands_on_the_body_byte_for_byte() -> None:
+    async with admin() as client:
+        sent = b'{"path": "/v1/completions", "session": "s", "tenant": "t", "body": {"b" : [1,  2],"a":1.0} }'
+        assert await client.ask("POST", "/api/explain", sent) == (
+            200,
+            {"path": "/v1/completions", "session": "s", "tenant": "t", "body": '{"b" : [1,  2],"a":1.0}'},
+        )
+
+
+async def test_explain_takes_a_chat_without_a_session_unless_told_otherwise() -> None:
+    async with admin() as client:
+        _, bill = await client.ask("POST", "/api/explain", {"body": {}})
+        assert bill == {"path": "/v1/chat/completions", "session": None, "tenant": None, "body": "{}"}
+
+
+async def test_a_turn_that_would_be_refused_is_explained_so() -> None:
+    refusal = Refused(ErrorKind.OVERLOADED, "all full", retry_after_s=1.0)
+    async with admin(explain=fails(refusal)) as client:
+        assert await client.ask("POST", "/api/explain", {"body": {}}) == (
+            200,
+            {"refused": {"kind": "overloaded", "message": "all full", "retry_after_s": 1.0}},
+        )
+
+
+async def test_a_body_that_cannot_be_routed_is_the_callers_fault() -> None:
+    async with admin(explain=fails(Refused(ErrorKind.BAD_REQUEST, "no messages"))) as client:
+        status, answer = await client.ask("POST", "/api/explain", {"body": {}})
+        assert status == 400
+        assert problem(answer) == ("bad_request", "no messages")
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        (b"", "JSON"),
+        (b"{}", "body"),
+        (b"[]", "array"),
+        (b'{"body":{},"sesion":"s"}', "sesion"),
+        (b"{", "JSON"),
+    ],
+)
+async def test_an_explain_that_is_malformed_is_refused_by_name(body: bytes, named: str) -> None:
+    async with admin() as client:
+        status, answer = await client.ask("POST", "/api/explain", body)
+        assert status == 400
+        code, message = problem(answer)
+        assert code == "bad_request"
+        assert named.lower() in message.lower()
+
+
+async def test_draining_is_on_unless_told_otherwise() -> None:
+    fleet = Fleet()
+    async with admin(fleet) as client:
+        drained = (200, {"replica": "a", "draining": True})
+        assert await client.ask("POST", "/api/replicas/a/drain", headers=TOKEN) == drained
+        assert await client.ask("POST", "/api/replicas/a/drain", {}, TOKEN) == drained
+        assert await client.ask("POST", "/api/replicas/a/drain", {"on": False}, TOKEN) == (
+            200,
+            {"replica": "a", "draining": False},
+        )
+    assert fleet.drained == [("a", True), ("a", True), ("a", False)]
+
+
+async def test_a_replica_name_may_need_escaping_in_the_path() -> None:
+    fleet = Fleet(statuses=[replica(ReplicaId("pod a/1"))])
+    async with admin(fleet) as client:
+        url = client.url + "/api/replicas/pod%20a%2F1/drain"
+        async with client.http.post(aiohttp.client.URL(url, encoded=True), headers=TOKEN) as answer:
+            assert answer.status == 200
+    assert fleet.drained == [("pod a/1", True)]
+
+
+async def test_draining_an_unknown_replica_names_the_nearest() -> None:
+    fleet = Fleet(statuses=[replica(ReplicaId("gpu-1"))])
+    async with admin(fleet) as client:
+        status, answer = await client.ask("POST", "/api/replicas/gpu1/drain", headers=TOKEN)
+        assert status == 404
+        assert problem(answer) == ("no_such_replica", "there is no replica 'gpu1'; did you mean 'gpu-1'?")
+        _, answer = await client.ask("POST", "/api/replicas/zzz/drain", headers=TOKEN)
+        assert problem(answer)[1] == "there is no replica 'zzz'; /api/replicas lists them"
+
+
+@pytest.mark.parametrize("body", [b"no", b'{"on": "yes"}', b'{"off": true}'])
+async def test_a_drain_order_that_is_not_understood_changes_nothing(body: bytes) -> None:
+    fleet = Fleet()
+    async with admin(fleet) as client:
+        status, _ = await client.ask("POST", "/api/replicas/a/drain", body, TOKEN)
+        assert status == 400
+    assert fleet.drained == []
+
+
+async def test_a_session_can_be_ended_once() -> None:
+    async with admin() as client:
+        assert await client.ask("DELETE", "/api/sessions/k1", headers=TOKEN) == (200, {"ended": "k1"})
+        status, answer = await client.ask("DELETE", "/api/sessions/k1", headers=TOKEN)
+        assert status == 404
+        assert problem(answer)[0] == "no_such_session"
+
+
+async def test_a_body_beyond_the_limit_is_refused() -> None:
+    async with admin(max_body_bytes=100) as client:
+        status, answer = await client.ask("POST", "/api/explain", b"x" * 200)
+        assert status == 413
+        assert problem(answer)[0] == "body_too_large"
+
+
+async def test_a_fault_inside_is_logged_and_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    async with admin(explain=fails(RuntimeError("inner secret"))) as client:
+        status, answer = await client.ask("POST", "/api/explain", {"body": {}})
+        assert status == 500
+        assert "inner secret" not in str(answer)
+    assert "inner secret" in caplog.text
+
+
+def server(**options: object) -> AdminServer:
+    sources = AdminSources(metrics=str, decisions=lambda limit: [], policy=str, explain=explain)
+    return AdminServer(Fleet(), ManualClock(100.0), sources, **options)
+
+
+async def test_a_port_in_use_is_an_error_that_says_what_to_do() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            HomingError, match=rf"cannot listen on 127.0.0.1:{port}: the address is in use; .*--admin"
+        ):
+            await server().start("127.0.0.1", port)
+
+
+async def test_an_address_that_is_not_ours_is_an_error_of_its_own() -> None:
+    with pytest.raises(HomingError, match=r"the admin API cannot listen on 192\.0\.2\.1:0: "):
+        await server(token="t").start("192.0.2.1", 0)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1"])
+@pytest.mark.parametrize("token", [None, ""])
+async def test_a_listener_that_is_not_loopback_does_not_start_without_a_token(
+    host: str, token: str | None
+) -> None:
+    with pytest.raises(HomingError, match=r"has no token: set `admin.token`"):
+        await server(token=token).start(host, 0)
+
+
+async def test_a_made_up_token_is_written_for_the_owner_alone_and_removed_at_the_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    file = tmp_path / "token"
+    file.write_text("old")
+    file.chmod(0o644)
+    admin_server = server(token_file=file)
+    await admin_server.start("127.0.0.1", 0)
+    try:
+        assert file.read_text() == admin_server.token + "\n"
+        assert len(admin_server.token) >= 32
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        assert str(file) in caplog.text
+        assert admin_server.token not in caplog.text
+    finally:
+        await admin_server.close()
+    assert not file.exists()
+    await admin_server.close()
+
+
+async def test_two_servers_make_up_different_tokens() -> None:
+    assert server().token != server().token
+
+
+async def test_a_configured_token_is_written_nowhere(tmp_path: Path) -> None:
+    admin_server = server(token="t", token_file=tmp_path / "token")
+    await admin_server.start("127.0.0.1", 0)
+    assert not (tmp_path / "token").exists()
+    await admin_server.close()
+
+
+async def test_a_token_file_that_cannot_be_written_stops_the_start(tmp_path: Path) -> None:
+    with pytest.raises(HomingError, match=r"the admin token cannot be written to .*No such file"):
+        await server(token_file=tmp_path / "missing" / "token").start("127.0.0.1", 0)
