@@ -1,0 +1,219 @@
+"""Prefix index: hashed prompt segment → the shelves believed to hold it, with each shelf's own LRU.
+
+A shelf stands for one tier of one replica; the engine knows which. The index knows no replicas, no tokens
+and no time: recency is the order of touches.
+
+Held to at every moment:
+
+1. A segment's bit for a shelf is set exactly while that shelf lists the segment.
+2. On a shelf, a segment is more recent than each of its descendants there. Eviction takes the least recent,
+   hence tails before roots, and never takes a segment while a descendant of it is held.
+3. A shelf counts as holding a segment only together with all that precede it: `match` walks from the root
+   and leaves a shelf at its first gap. Only `forget_beyond` makes gaps. What lies behind one (other chains
+   through the dropped segments) still takes its bytes and ages out, the older the sooner, and is found
+   again only if the gap is closed by a touch first. Finding it at once would take a link from parents to
+   children, which is a third more memory for every segment, to spare a wrong guess that the chain's own
+   next report corrects.
+"""
+
+from bisect import bisect_right
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from typing import Final
+
+# Entries that one call may drop beyond as many as it added: about half a millisecond. Shrinking or closing
+# a shelf with a million entries is spread over the touches that follow.
+_SPREAD: Final = 1024
+
+
+class _Shelf:
+    """What one shelf lists, least recent first, and what it adds up to."""
+
+    __slots__ = ("bit", "capacity_bytes", "held_bytes", "number", "sizes")
+
+    def __init__(self, number: int, capacity_bytes: float | None) -> None:
+        self.number = number
+        self.bit = 1 << number
+        self.capacity_bytes = float("inf") if capacity_bytes is None else capacity_bytes
+        self.held_bytes = 0
+        self.sizes: OrderedDict[int, int] = OrderedDict()
+
+
+class PrefixIndex:
+    """Which leading segments of a prompt lie on which shelf. Methods raise `KeyError` for a shelf not open.
+
+    Memory: 200 bytes a segment on its first shelf and about 150 on each further one, half as much
+    again after heavy turnover, since a table that is always full grows once more.
+    `tests/bench/prefix_memory.py` measures it; `max_segments` bounds it.
+    """
+
+    __slots__ = ("_entries", "_free", "_masks", "_max_segments", "_open", "_open_bits", "_retired", "_used")
+
+    def __init__(self, *, max_segments: int = 2_000_000) -> None:
+        """`max_segments` bounds the entries of all shelves together; a segment on two shelves is two."""
+        self._max_segments = max_segments
+        self._masks: dict[int, int] = {}
+        self._open: dict[int, _Shelf] = {}
+        self._open_bits = 0
+        self._retired: deque[_Shelf] = deque()
+        # Entries on all shelves, the retired ones included: they take memory until they are dropped.
+        self._entries = 0
+        self._free: list[int] = []
+        self._used = 0
+
+    def __len__(self) -> int:
+        """Entries of the open shelves together."""
+        return self._entries - sum(len(shelf.sizes) for shelf in self._retired)
+
+    def open_shelf(self, capacity_bytes: float | None) -> int:
+        """A new, empty shelf: its number, as small as can be. `None` = no capacity of its own."""
+        if self._free:
+            number = heappop(self._free)
+        else:
+            number = self._used
+            self._used += 1
+        shelf = self._open[number] = _Shelf(number, capacity_bytes)
+        self._open_bits |= shelf.bit
+        return number
+
+    def close_shelf(self, shelf: int) -> None:
+        """Forget all that it holds. It matches nothing from now on.
+
+        Its entries are dropped a bounded number at a time by later touches, and only then is its number
+        given out again.
+        """
+        closed = self._open.pop(shelf)
+        self._open_bits ^= closed.bit
+        self._retired.append(closed)
+        self._drain(_SPREAD)
+
+    def resize(self, shelf: int, capacity_bytes: float | None) -> None:
+        """Set a capacity in prompt bytes; `None` = none. A large excess leaves over the next touches."""
+        resized = self._open[shelf]
+        resized.capacity_bytes = float("inf") if capacity_bytes is None else capacity_bytes
+        self._trim(resized, _SPREAD)
+
+    def touch(self, shelf: int, hashes: Sequence[int], ends: Sequence[int]) -> None:
+        """The shelf has just had this chain in use: all its segments, the root as the most recent.
+
+        `ends` are prompt bytes up to and including each segment. A chain longer than the capacity is cut to
+        the segments that fit, rather than pushing out all else and itself.
+        """
+        touched = self._open[shelf]
+        sizes = touched.sizes
+        count = len(hashes)
+        if count and ends[-1] > touched.capacity_bytes:
+            count = bisect_right(ends, touched.capacity_bytes)
+
+        masks = self._masks
+        bit = touched.bit
+        refresh = sizes.move_to_end
+        added = added_bytes = 0
+        for index in range(count - 1, -1, -1):
+            segment = hashes[index]
+            if segment in sizes:
+                refresh(segment)
+            else:
+                size = ends[index] - ends[index - 1] if index else ends[0]
+                sizes[segment] = size
+                added += 1
+                added_bytes += size
+                mask = masks.get(segment)
+                # `bit` itself where there is no other: one number shared by all of the shelf's own segments.
+                masks[segment] = bit if mask is None else mask | bit
+        if added:
+            touched.held_bytes += added_bytes
+            self._entries += added
+        if touched.held_bytes > touched.capacity_bytes:
+            self._trim(touched, added + _SPREAD)
+        if self._retired:
+            self._drain(added + _SPREAD)
+        while self._entries > self._max_segments:
+            self._shed(self._entries - self._max_segments)
+
+    def match(self, hashes: Sequence[int]) -> list[tuple[int, int]]:
+        """(shelf, leading segments held there), shallowest first; a shelf that holds none is left out."""
+        found: list[tuple[int, int]] = []
+        holders = self._open_bits
+        if not hashes or not holders:
+            return found
+        for depth, mask in enumerate(map(self._masks.get, hashes)):
+            # Past the shared opening nearly every segment has exactly the holders that remain.
+            if mask == holders:
+                continue
+            still = 0 if mask is None else mask & holders
+            if still != holders:
+                if depth:
+                    _append_each(holders ^ still, depth, found)
+                if not still:
+                    return found
+                holders = still
+        _append_each(holders, len(hashes), found)
+        return found
+
+    def forget_beyond(self, shelf: int, hashes: Sequence[int], depth: int) -> None:
+        """Drop this chain's segments from index `depth` on: the replica turned out not to have them."""
+        forgetful = self._open[shelf]
+        for segment in hashes[depth:]:
+            size = forgetful.sizes.pop(segment, None)
+            if size is not None:
+                forgetful.held_bytes -= size
+                self._entries -= 1
+                self._clear(segment, forgetful.bit)
+
+    def held_bytes(self, shelf: int) -> int:
+        """Prompt bytes of all that the shelf lists."""
+        return self._open[shelf].held_bytes
+
+    def segments(self, shelf: int) -> int:
+        """How many segments the shelf lists."""
+        return len(self._open[shelf].sizes)
+
+    def _clear(self, segment: int, bit: int) -> None:
+        rest = self._masks[segment] ^ bit
+        if rest:
+            self._masks[segment] = rest
+        else:
+            del self._masks[segment]
+
+    def _evict(self, shelf: _Shelf) -> None:
+        """Drop the least recent entry."""
+        segment, size = shelf.sizes.popitem(last=False)
+        shelf.held_bytes -= size
+        self._entries -= 1
+        self._clear(segment, shelf.bit)
+
+    def _trim(self, shelf: _Shelf, limit: int) -> None:
+        """Evict until the shelf is within its capacity, `limit` entries at most."""
+        while limit and shelf.held_bytes > shelf.capacity_bytes and shelf.sizes:
+            self._evict(shelf)
+            limit -= 1
+
+    def _drain(self, limit: int) -> None:
+        """Drop up to `limit` entries of retired shelves; free the numbers of those that are empty."""
+        while self._retired:
+            shelf = self._retired[0]
+            while shelf.sizes:
+                if not limit:
+                    return
+                self._evict(shelf)
+                limit -= 1
+            self._retired.popleft()
+            heappush(self._free, shelf.number)
+
+    def _shed(self, excess: int) -> None:
+        """Make room: from the retired first, else from the open shelf that lists most, the lowest of them."""
+        if self._retired:
+            self._drain(excess)
+            return
+        largest = max(self._open.values(), key=lambda shelf: (len(shelf.sizes), -shelf.number))
+        for _ in range(min(excess, len(largest.sizes))):
+            self._evict(largest)
+
+
+def _append_each(bits: int, depth: int, found: list[tuple[int, int]]) -> None:
+    while bits:
+        lowest = bits & -bits
+        found.append((lowest.bit_length() - 1, depth))
+        bits ^= lowest

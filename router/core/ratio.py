@@ -1,0 +1,49 @@
+"""Tokens per prompt byte of one model, learned from what replicas report: nothing is tokenized here."""
+
+from math import ceil, exp, log
+from typing import Final
+
+LEAST: Final = 0.02
+MOST: Final = 1.5
+"""No tokenizer leaves this range on a real prompt: 50 bytes a token, or more tokens than bytes (a short
+prompt in a long chat template)."""
+
+# A prompt of this many bytes counts half. The chat template's own tokens, some tens, are noise in a short
+# prompt and nothing in a long one.
+_HALF_WEIGHT_BYTES: Final = 2_000
+
+# Weight of a long prompt once the first few are in: 0.7¹⁰ = 3 % of an old error is left after ten turns.
+_GAIN: Final = 0.3
+
+# One report counts as at most twice or half the present value, so an absurd one moves it by 2^0.3, 23 %.
+_STEP: Final = log(2.0)
+
+
+class TokenRatio:
+    """A running estimate, in the log domain, where twice too many is as far off as half too few."""
+
+    __slots__ = ("_log", "_weight")
+
+    def __init__(self, seed: float = 0.25) -> None:
+        """`seed`: tokens a byte to assume before any report. It weighs as much as one long prompt."""
+        self._log = log(min(MOST, max(LEAST, seed)))
+        self._weight = 1.0
+
+    @property
+    def value(self) -> float:
+        """Tokens per prompt byte, within [`LEAST`, `MOST`]."""
+        return min(MOST, max(LEAST, exp(self._log)))
+
+    def observe(self, prompt_bytes: int, prompt_tokens: int) -> None:
+        """Learn from a prompt whose length in tokens was reported. A length of zero or less says nothing."""
+        if prompt_bytes <= 0 or prompt_tokens <= 0:
+            return
+        sample = log(min(MOST, max(LEAST, prompt_tokens / prompt_bytes)))
+        weight = prompt_bytes / (prompt_bytes + _HALF_WEIGHT_BYTES)
+        self._weight += weight
+        gain = weight * max(_GAIN, 1.0 / self._weight)
+        self._log += gain * min(_STEP, max(-_STEP, sample - self._log))
+
+    def tokens(self, prompt_bytes: int) -> int:
+        """The estimate for a prompt, rounded up: a prompt that is not empty has at least one token."""
+        return ceil(prompt_bytes * self.value)

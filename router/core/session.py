@@ -1,0 +1,219 @@
+"""Session keys, and the bounded table of sessions: who is at home where, and how much lives on a replica.
+
+Knows nothing of requests: callers have found the id and the tenant. What a replica really holds is
+learned elsewhere and handed in.
+"""
+
+import hmac
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from itertools import islice
+
+from router.base.ids import ReplicaId, SessionKey, TenantId
+
+
+def session_key(secret: bytes, tenant: TenantId, session_id: str | bytes) -> SessionKey:
+    """The key of a tenant's session: what is stored, shown and sent upstream in place of the client's id.
+
+    Keyed with `secret`, so that nobody who sees keys can guess ids. The tenant goes in with its length, so
+    no choice of names makes two pairs of tenant and id the same text. A text id and its UTF-8 bytes are
+    one id.
+    """
+    name = tenant.encode("utf-8", "surrogatepass")
+    id_bytes = session_id.encode("utf-8", "surrogatepass") if isinstance(session_id, str) else session_id
+    message = len(name).to_bytes(8, "big") + name + id_bytes
+    return SessionKey(hmac.digest(secret, message, "sha256").hex()[:32])
+
+
+@dataclass(slots=True)
+class WorkingSet:
+    """What the living sessions of one replica, in one life of it, add up to."""
+
+    tokens: int = 0
+    sessions: int = 0
+
+
+@dataclass(slots=True)
+class Session:
+    """One session as the table holds it. The table's own: read it, and change it through `bind`."""
+
+    key: SessionKey
+    model: str
+    tenant: TenantId
+    home: ReplicaId
+    """The replica that answered its last turn."""
+    home_epoch: int
+    """Which life of that replica: after a restart it is another, and the session is cold there."""
+    resident_tokens: int
+    """Prompt and reply of the last turn, as reported or estimated: what lies at home."""
+    tail: int
+    """Hash of the last prompt's last segment."""
+    reply_tokens: int
+    """Tokens of the last reply."""
+    turns: int
+    moves: int
+    """How often it has changed its home."""
+    created_at: float
+    last_turn_at: float
+    source: str
+    """Where the id came from: a header or body field by name, or `derived`."""
+    counted_in: WorkingSet = field(default_factory=WorkingSet, repr=False, compare=False)
+    """The sum that includes this session; detached from the table once the replica was forgotten."""
+
+
+class SessionTable:
+    """At most `max_sessions` sessions; the one whose last turn is longest ago goes first.
+
+    A session idle for more than `idle_s` is as good as absent: `get` does not find it and `bind` starts it
+    anew. It counts in its home's working set until `expire` drops it, so call that regularly.
+    """
+
+    __slots__ = ("_idle_s", "_latest", "_max_sessions", "_sessions", "_working_sets")
+
+    def __init__(self, *, max_sessions: int = 200_000, idle_s: float = 1800.0) -> None:
+        if max_sessions < 1:
+            raise ValueError(f"a session table holds at least 1 session, not {max_sessions}")
+        self._max_sessions = max_sessions
+        self._idle_s = idle_s
+        # In order of last turn, oldest first.
+        self._sessions: OrderedDict[SessionKey, Session] = OrderedDict()
+        self._latest = float("-inf")
+        # Only lives with sessions have an entry, only replicas with a life have one.
+        self._working_sets: dict[ReplicaId, dict[int, WorkingSet]] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def get(self, key: SessionKey, now: float) -> Session | None:
+        """The session; `None` if unknown or idle for too long. Looking is not a turn."""
+        session = self._sessions.get(key)
+        if session is None or self._is_idle(session, now):
+            return None
+        return session
+
+    def bind(
+        self,
+        key: SessionKey,
+        *,
+        home: ReplicaId,
+        epoch: int,
+        resident_tokens: int,
+        tail: int,
+        reply_tokens: int,
+        model: str,
+        tenant: TenantId,
+        source: str,
+        now: float,
+    ) -> tuple[Session, ReplicaId | None]:
+        """Record a turn that `home` answered. The second value is the previous home, if it moved."""
+        # A turn told late counts as of the latest one, which keeps the order by age true.
+        now = self._latest = max(self._latest, now)
+        session = self._sessions.get(key)
+        if session is not None and self._is_idle(session, now):
+            self._drop(key)
+            session = None
+        moved_from: ReplicaId | None = None
+        if session is None:
+            session = Session(
+                key=key,
+                model=model,
+                tenant=tenant,
+                home=home,
+                home_epoch=epoch,
+                resident_tokens=resident_tokens,
+                tail=tail,
+                reply_tokens=reply_tokens,
+                turns=1,
+                moves=0,
+                created_at=now,
+                last_turn_at=now,
+                source=source,
+            )
+            self._sessions[key] = session
+        else:
+            self._discount(session)
+            if session.home != home:
+                moved_from = session.home
+                session.moves += 1
+            session.model = model
+            session.tenant = tenant
+            session.home = home
+            session.home_epoch = epoch
+            session.resident_tokens = resident_tokens
+            session.tail = tail
+            session.reply_tokens = reply_tokens
+            session.turns += 1
+            session.last_turn_at = now
+            session.source = source
+            self._sessions.move_to_end(key)
+        self._count(session)
+        if len(self._sessions) > self._max_sessions:
+            self._drop(next(iter(self._sessions)))
+        return session, moved_from
+
+    def forget(self, key: SessionKey) -> bool:
+        """Drop a session. False if there was none."""
+        if key not in self._sessions:
+            return False
+        self._drop(key)
+        return True
+
+    def expire(self, now: float, limit: int = 64) -> int:
+        """Drop up to `limit` sessions that have been idle for too long, and return how many."""
+        dropped = 0
+        while dropped < limit and self._sessions:
+            key, oldest = next(iter(self._sessions.items()))
+            if not self._is_idle(oldest, now):
+                break
+            self._drop(key)
+            dropped += 1
+        return dropped
+
+    def forget_replica(self, replica: ReplicaId) -> None:
+        """Its working set, in every life, is empty from now on. O(1).
+
+        The sessions stay and still name it as their home; each counts again with its next turn.
+        """
+        self._working_sets.pop(replica, None)
+
+    def living_tokens(self, replica: ReplicaId, epoch: int) -> int:
+        """Tokens of the sessions that live on this replica in this life of it."""
+        working_set = self._working_sets.get(replica, {}).get(epoch)
+        return 0 if working_set is None else working_set.tokens
+
+    def living_sessions(self, replica: ReplicaId, epoch: int) -> int:
+        """How many sessions live on this replica in this life of it."""
+        working_set = self._working_sets.get(replica, {}).get(epoch)
+        return 0 if working_set is None else working_set.sessions
+
+    def recent(self, limit: int) -> list[Session]:
+        """Up to `limit` sessions, the one with the latest turn first."""
+        return list(islice(reversed(self._sessions.values()), limit))
+
+    def _is_idle(self, session: Session, now: float) -> bool:
+        return now - session.last_turn_at > self._idle_s
+
+    def _drop(self, key: SessionKey) -> None:
+        self._discount(self._sessions.pop(key))
+
+    def _count(self, session: Session) -> None:
+        lives = self._working_sets.setdefault(session.home, {})
+        working_set = lives.setdefault(session.home_epoch, WorkingSet())
+        working_set.tokens += session.resident_tokens
+        working_set.sessions += 1
+        session.counted_in = working_set
+
+    def _discount(self, session: Session) -> None:
+        working_set = session.counted_in
+        working_set.tokens -= session.resident_tokens
+        working_set.sessions -= 1
+        if working_set.sessions == 0:
+            self._remove_empty(session.home, session.home_epoch, working_set)
+
+    def _remove_empty(self, replica: ReplicaId, epoch: int, working_set: WorkingSet) -> None:
+        lives = self._working_sets.get(replica, {})
+        # After `forget_replica` another sum may stand in its place.
+        if lives.get(epoch) is working_set:
+            del lives[epoch]
+            if not lives:
+                del self._working_sets[replica]
