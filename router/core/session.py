@@ -151,6 +151,28 @@ class SessionTable:
             self._drop(next(iter(self._sessions)))
         return session, moved_from
 
+    def credit(
+        self,
+        key: SessionKey,
+        *,
+        home: ReplicaId,
+        epoch: int,
+        tail: int,
+        resident_tokens: int,
+        reply_tokens: int,
+    ) -> bool:
+        """What the session's last turn left at home, as reported at its end; it was an estimate till then.
+
+        False, and nothing changes, where a later turn or another home has taken its place.
+        """
+        session = self._sessions.get(key)
+        if session is None or (session.home, session.home_epoch, session.tail) != (home, epoch, tail):
+            return False
+        session.counted_in.tokens += resident_tokens - session.resident_tokens
+        session.resident_tokens = resident_tokens
+        session.reply_tokens = reply_tokens
+        return True
+
     def forget(self, key: SessionKey) -> bool:
         """Drop a session. False if there was none."""
         if key not in self._sessions:

@@ -1,0 +1,711 @@
+"""The engine: holds what is known of fleet, sessions and prefixes, and turns it into decisions.
+
+Everything it learns arrives as a method call with the time; everything it does is an answer. It opens no
+socket, reads no clock and keeps no task, so the proxy, the tests and the simulator run the same one.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from heapq import heappop, heappush
+from itertools import count
+from random import Random
+from typing import Final
+
+from router.base.errors import ErrorKind, Refused
+from router.base.ids import ReplicaId, SessionKey, TenantId
+from router.core.decide import Candidate, Choice, Decision, FleetView, Kind
+from router.core.fleet import ModelCard, ReplicaSpec, ReplicaStatus, Report
+from router.core.hashing import hash64
+from router.core.health import (
+    HealthTracker,
+    ProbeFailed,
+    ProbePassed,
+    Restarted,
+    State,
+    Transition,
+    TurnFailed,
+    TurnSucceeded,
+)
+from router.core.observe import FAILURES, Ended, HealthChange, Observer, Outcome, Usage
+from router.core.plan import Plan
+from router.core.prefix import PrefixIndex
+from router.core.ratio import TokenRatio
+from router.core.request import Turn
+from router.core.retry import RetryBudget
+from router.core.ring import Ring
+from router.core.session import Session, SessionTable
+
+# A replica that has not told its capacity is believed to hold this many tokens: a small 80 GiB card's
+# share for a mid-size model. Too high costs wrong predictions, too low forgets what is there.
+_UNKNOWN_CAPACITY_TOKENS: Final = 600_000
+
+# Prefill rate used to guess when a turn that is not streamed has left prefill. A seed, not a promise.
+_PREFILL_TOKENS_PER_S: Final = 8000.0
+
+# Models a fleet serves, adapters included. Beyond it the ratios of the oldest are learned again.
+_MAX_MODELS: Final = 1024
+
+_MAX_RESPONSES: Final = 100_000
+
+# Clocks of replica and scrape round differently: a start time that moved by less is the same process.
+_SAME_START_S: Final = 1.0
+
+_AUTO_RELATIVE: Final = 2.0
+_AUTO_ABSOLUTE: Final = 32
+
+
+class _Member:
+    """One replica's live state. Only the engine touches it."""
+
+    __slots__ = (
+        "cards",
+        "draining",
+        "due",
+        "epoch",
+        "failing",
+        "health",
+        "in_flight",
+        "models",
+        "pending_tokens",
+        "placed_at",
+        "report",
+        "report_at",
+        "restarts",
+        "shelf",
+        "spec",
+    )
+
+    def __init__(self, spec: ReplicaSpec, shelf: int, epoch: int) -> None:
+        self.spec = spec
+        self.shelf = shelf
+        # One life of one process. Unique over the whole fleet and its past: a replica that left and came
+        # back under the same name is another life.
+        self.epoch = epoch
+        self.health = HealthTracker()
+        self.draining = False
+        self.models: frozenset[str] | None = None
+        self.cards: tuple[ModelCard, ...] = ()
+        self.in_flight = 0
+        self.pending_tokens = 0
+        self.due: list[tuple[float, int, Ticket]] = []
+        self.report: Report | None = None
+        self.report_at = 0.0
+        self.placed_at = 0.0
+        self.failing = False
+        self.restarts = 0
+
+    @property
+    def capacity_tokens(self) -> int | None:
+        """KV capacity: the operator's word before the replica's; `None` where neither told."""
+        if self.spec.kv_tokens is not None:
+            return self.spec.kv_tokens
+        return self.report.kv_capacity_tokens if self.report is not None else None
+
+    def serves(self, model: str) -> bool:
+        """Whether it may be sent this model. A replica that has not said what it serves may."""
+        return self.models is None or not model or model in self.models
+
+
+class _Model:
+    """What is learned of one model."""
+
+    __slots__ = ("ratio", "tag")
+
+    def __init__(self, name: str) -> None:
+        self.ratio = TokenRatio()
+        self.tag = f"{hash64(name.encode('utf-8', 'surrogatepass')):016x}"
+        """Sets the sessions of one id apart by model: an agent that uses a large and a small model under
+        one id has two prompts, and each has its own home."""
+
+
+class Ticket:
+    """A turn that was given to a replica, from the choice to its end. Ends exactly once.
+
+    `first_byte` and `end` may be called in any order and repeatedly; only the first of each counts, and
+    nothing counts after the end.
+    """
+
+    __slots__ = ("_engine", "_epoch", "_member", "_missing", "_open", "_ttft_s", "decision", "turn")
+
+    def __init__(self, engine: "Engine", turn: Turn, decision: Decision, member: _Member) -> None:
+        self.turn = turn
+        self.decision = decision
+        self._engine = engine
+        self._member = member
+        self._epoch = member.epoch
+        self._missing = max(0, decision.prompt_tokens - decision.cached_tokens)
+        self._open = True
+        self._ttft_s: float | None = None
+
+    @property
+    def open(self) -> bool:
+        """Whether the turn still counts as in flight."""
+        return self._open
+
+    def first_byte(self, now: float) -> None:
+        """The replica accepted the turn (2xx) and its first answer byte is here.
+
+        From now on the session lives there and its prompt is in the replica's cache.
+        """
+        if not self._open or self._ttft_s is not None:
+            return
+        self._ttft_s = now - self.decision.at
+        self._prefilled()
+        self._engine._accepted(self, now)
+
+    def end(self, outcome: Outcome, now: float, usage: Usage | None = None) -> None:
+        """The attempt is over: uncount it and learn from it."""
+        if not self._open:
+            return
+        self._open = False
+        self._prefilled()
+        self._engine._ended(self, outcome, now, usage)
+
+    def _prefilled(self) -> None:
+        self._member.pending_tokens -= self._missing
+        self._missing = 0
+
+
+class Engine:
+    """Decides for every turn, and keeps the books. Single-threaded; no method awaits.
+
+    `plans[0]` is the default policy; `admit` and `decide` take the index of the one in force for a turn.
+    `on_detach` is told of an observer that raised and is therefore detached.
+    """
+
+    def __init__(
+        self,
+        plans: Sequence[Plan],
+        *,
+        rng: Random,
+        observer: Observer | None = None,
+        on_detach: Callable[[Exception], None] | None = None,
+        index: PrefixIndex | None = None,
+        sessions: SessionTable | None = None,
+    ) -> None:
+        if not plans:
+            raise ValueError("an engine needs at least one plan")
+        self._plans = tuple(plans)
+        self._rng = rng
+        self._observer = observer
+        self._on_detach = on_detach
+        self._index = index if index is not None else PrefixIndex()
+        idle_s = max(plan.session.idle_s for plan in plans)
+        self._sessions = sessions if sessions is not None else SessionTable(idle_s=idle_s)
+        self._budgets = tuple(RetryBudget(share=plan.retry.budget) for plan in plans)
+        self._models: OrderedDict[str, _Model] = OrderedDict()
+        # (tenant, response id) → (replica, its epoch)
+        self._responses: OrderedDict[tuple[TenantId, str], tuple[ReplicaId, int]] = OrderedDict()
+        self._members: dict[ReplicaId, _Member] = {}
+        self._ordered: tuple[_Member, ...] = ()
+        self._rings: dict[int, Ring] = {}
+        self._epochs = count()
+        self._admitted = count()
+        self._served = [0] * len(self._plans)
+        self.set_replicas((), 0.0)
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """The policies in force, the default first."""
+        return self._plans
+
+    # --- deciding -----------------------------------------------------------------------------------
+
+    def admit(self, turn: Turn, now: float, *, plan: int = 0, failed: tuple[ReplicaId, ...] = ()) -> Ticket:
+        """Choose a replica and count the turn there. Raises `Refused`.
+
+        `failed` names the replicas that failed this very turn, in order: they are not chosen again.
+        """
+        if not failed:
+            self._budgets[plan].deposit(now)
+        try:
+            decision, member = self._decide(turn, now, plan, failed)
+        except Refused as refusal:
+            kind, message = refusal.kind, refusal.message
+            self._tell(lambda o: o.on_refused(turn, kind, message, now))
+            raise
+        self._served[plan] += 1
+        ticket = Ticket(self, turn, decision, member)
+        member.in_flight += 1
+        member.pending_tokens += ticket._missing
+        if decision.kind is Kind.NEW:
+            member.placed_at = now
+        if not turn.stream and ticket._missing:
+            # The answer's first byte comes after all decoding, so it says nothing of prefill.
+            due = now + member.pending_tokens / _PREFILL_TOKENS_PER_S
+            heappush(member.due, (due, next(self._admitted), ticket))
+        if self._observer is not None:
+            try:
+                self._observer.on_decision(turn, decision)
+            except Exception as error:  # noqa: BLE001 - an observer must never stop routing
+                self._detach(error)
+        return ticket
+
+    def decide(self, turn: Turn, now: float, *, plan: int = 0) -> Decision:
+        """What `admit` would choose, without counting anything. Raises `Refused`.
+
+        Draws from a copy of the random source, so that asking does not change what comes next.
+        """
+        state = self._rng.getstate()
+        try:
+            return self._decide(turn, now, plan, ())[0]
+        finally:
+            self._rng.setstate(state)
+
+    def may_retry(self, outcomes: Sequence[Outcome], now: float, *, plan: int = 0) -> bool:
+        """Whether a turn whose attempts ended so may be tried on another replica. Draws on the budget."""
+        retry = self._plans[plan].retry
+        deaths = sum(outcome is Outcome.DIED for outcome in outcomes)
+        if len(outcomes) > retry.attempts or deaths > retry.after_death:
+            return False
+        return self._budgets[plan].withdraw(now)
+
+    def stored(self, tenant: TenantId, response_id: str, ticket: Ticket) -> None:
+        """A response with this id is stored on the ticket's replica: later references are pinned there."""
+        key = (tenant, response_id)
+        self._responses[key] = (ticket.decision.replica, ticket._epoch)
+        self._responses.move_to_end(key)
+        if len(self._responses) > _MAX_RESPONSES:
+            self._responses.popitem(last=False)
+
+    def _decide(
+        self, turn: Turn, now: float, plan_index: int, failed: tuple[ReplicaId, ...]
+    ) -> tuple[Decision, _Member]:
+        plan = self._plans[plan_index]
+        members = self._eligible(turn, now, failed)
+        view = self._look(turn, now, plan_index, members)
+        choice = self._pinned(turn, view) if turn.response_id is not None else None
+        if choice is None:
+            choice = plan.strategy.choose(turn, view, self._rng)
+        chosen = choice.candidate
+        home = view.home
+        if failed:
+            kind = Kind.FAILOVER
+        elif turn.session is None:
+            kind = Kind.PASS
+        elif home is None:
+            kind = Kind.NEW
+        elif chosen.replica == home:
+            kind = Kind.HOME
+        elif any(candidate.replica == home for candidate in view.candidates):
+            kind = Kind.SPILL
+        else:
+            kind = Kind.FAILOVER
+        decision = Decision(
+            chosen.replica,
+            kind,
+            choice.reason,
+            plan.name,
+            view.candidates,
+            choice.prices,
+            home,
+            view.prompt_tokens,
+            min(chosen.cached_tokens, view.prompt_tokens),
+            len(failed),
+            now,
+        )
+        return decision, self._members[chosen.replica]
+
+    def _eligible(self, turn: Turn, now: float, failed: tuple[ReplicaId, ...]) -> list[_Member]:
+        """Replicas that this turn may go to. Raises `Refused` with the reason there are none."""
+        healthy = State.HEALTHY
+        well = [
+            member
+            for member in self._ordered
+            if not member.draining
+            and (member.health.state is healthy or member.health.admits(member.in_flight, now))
+        ]
+        members = [member for member in well if member.serves(turn.model)]
+        if failed:
+            members = [member for member in members if member.spec.id not in failed]
+        if members:
+            return members
+        if not self._ordered:
+            raise Refused(
+                ErrorKind.NO_REPLICAS, "no replicas are configured: add them to the config, or pass --replica"
+            )
+        if failed:
+            raise Refused(
+                ErrorKind.UPSTREAM_FAILED, f"no further replica to try: {', '.join(failed)} failed this turn"
+            )
+        if not well:
+            states = ", ".join(f"{m.spec.id} {_describe(m)}" for m in self._ordered[:8])
+            more = len(self._ordered) - 8
+            raise Refused(
+                ErrorKind.NONE_HEALTHY,
+                f"no replica can take this turn: {states}" + (f" and {more} more" if more > 0 else ""),
+                retry_after_s=1.0,
+            )
+        served = sorted({model for member in well for model in member.models or ()})
+        raise Refused(
+            ErrorKind.NO_SUCH_MODEL,
+            f"no live replica serves the model {turn.model!r}; served: {', '.join(served[:16]) or 'none'}",
+        )
+
+    def _look(self, turn: Turn, now: float, plan_index: int, members: list[_Member]) -> FleetView:
+        """The frozen view for one turn. Raises `Refused` where all are over a hard limit."""
+        plan = self._plans[plan_index]
+        chain = turn.chain
+        ratio = self._model(turn.model).ratio.value
+        prompt_tokens = int(chain.ends[-1] * ratio) if chain.ends else 0
+        depths = dict(self._index.match(chain.hashes)) if chain.hashes else {}
+        session = self._sessions.get(self._session_key(turn), now) if turn.session is not None else None
+        home: ReplicaId | None = None
+        home_cached = -1
+        if session is not None:
+            home_member = self._members.get(session.home)
+            if home_member is None or home_member.epoch == session.home_epoch:
+                home = session.home
+            if home is not None and home_member is not None:
+                depth = depths.get(home_member.shelf, 0)
+                if depth and chain.hashes[depth - 1] == session.tail:
+                    # The prompt goes on from the last turn: its length and its reply are known, not
+                    # estimated, and the reply's tokens are in the cache too.
+                    known = session.resident_tokens - session.reply_tokens
+                    grown = int((chain.ends[-1] - chain.ends[depth - 1]) * ratio)
+                    prompt_tokens = known + grown
+                    home_cached = min(session.resident_tokens, prompt_tokens)
+
+        limit = plan.overload.in_flight
+        soft_limit = (
+            _AUTO_RELATIVE * sum(m.in_flight for m in members) / len(members) + _AUTO_ABSOLUTE
+            if limit is None
+            else 0.0
+        )
+        kv_limit = plan.overload.kv_usage
+        hard_over = 0
+        candidates = []
+        for member in members:
+            if member.due:
+                self._pass_prefill(member, now)
+            in_flight = member.in_flight
+            over: str | None = None
+            if limit is not None:
+                if in_flight >= limit:
+                    over = f"{in_flight} in flight, limit {limit}"
+                    hard_over += 1
+            elif in_flight > soft_limit:
+                over = f"{in_flight} in flight, over twice the mean + {_AUTO_ABSOLUTE}"
+            foreign: float | None = None
+            report = member.report
+            if report is not None:
+                if report.running is not None and report.waiting is not None:
+                    foreign = max(0.0, report.running + report.waiting - in_flight)
+                if kv_limit is not None and report.kv_usage is not None and report.kv_usage > kv_limit:
+                    over = over or f"KV usage {report.kv_usage:.2f}, limit {kv_limit}"
+            failures = 0.0
+            if member.failing:
+                failures = member.health.recent_failures(now)
+                member.failing = failures > 0.01
+            spec_id = member.spec.id
+            if spec_id == home and home_cached >= 0:
+                cached = home_cached
+            else:
+                depth = depths.get(member.shelf, 0)
+                cached = int(chain.ends[depth - 1] * ratio) if depth else 0
+            candidates.append(
+                Candidate(
+                    spec_id,
+                    cached,
+                    in_flight,
+                    member.pending_tokens,
+                    self._sessions.living_tokens(spec_id, member.epoch),
+                    member.capacity_tokens,
+                    foreign,
+                    failures,
+                    member.placed_at,
+                    over,
+                )
+            )
+        if limit is not None and hard_over == len(members):
+            raise Refused(
+                ErrorKind.OVERLOADED,
+                f"every replica that could take this turn has {limit} turns in flight, the policy's limit",
+                retry_after_s=1.0,
+            )
+        return FleetView(
+            now,
+            tuple(candidates),
+            home,
+            prompt_tokens,
+            self._rings[plan.vnodes],
+            self._served[plan_index],
+        )
+
+    def _pinned(self, turn: Turn, view: FleetView) -> Choice | None:
+        """The replica that stores the response that the turn refers to; `None` if nobody knows it.
+
+        Raises `Refused` when it is known and cannot be reached: no other replica has the response.
+        """
+        assert turn.response_id is not None
+        pin = self._responses.get((turn.tenant, turn.response_id))
+        if pin is None:
+            return None
+        replica, epoch = pin
+        member = self._members.get(replica)
+        if member is None or member.epoch != epoch:
+            del self._responses[turn.tenant, turn.response_id]
+            raise Refused(
+                ErrorKind.PINNED_GONE,
+                f"response {turn.response_id!r} was stored on replica {replica}, which has since "
+                f"{'left' if member is None else 'restarted'}; send the conversation in full instead",
+            )
+        for candidate in view.candidates:
+            if candidate.replica == replica:
+                return Choice(candidate, "holds the response")
+        raise Refused(
+            ErrorKind.PINNED_GONE,
+            f"response {turn.response_id!r} is stored on replica {replica}, which is {_describe(member)}",
+            retry_after_s=1.0,
+        )
+
+    def _pass_prefill(self, member: _Member, now: float) -> None:
+        due = member.due
+        while due and due[0][0] <= now:
+            heappop(due)[2]._prefilled()
+
+    # --- learning from turns ------------------------------------------------------------------------
+
+    def _accepted(self, ticket: Ticket, now: float) -> None:
+        turn, member = ticket.turn, ticket._member
+        if member.epoch != ticket._epoch or self._members.get(member.spec.id) is not member:
+            return
+        chain = turn.chain
+        if chain.hashes:
+            self._index.touch(member.shelf, chain.hashes, chain.ends)
+        if turn.session is None:
+            return
+        _, before = self._sessions.bind(
+            self._session_key(turn),
+            home=member.spec.id,
+            epoch=member.epoch,
+            resident_tokens=ticket.decision.prompt_tokens,
+            tail=chain.hashes[-1] if chain.hashes else 0,
+            reply_tokens=0,
+            model=turn.model,
+            tenant=turn.tenant,
+            source=turn.session_source,
+            now=now,
+        )
+        self._sessions.expire(now)
+        if before is not None and self._observer is not None:
+            session, after = turn.session, member.spec.id
+            self._tell(lambda o: o.on_moved(session, before, after, now))
+
+    def _ended(self, ticket: Ticket, outcome: Outcome, now: float, usage: Usage | None) -> None:
+        turn, member = ticket.turn, ticket._member
+        member.in_flight -= 1
+        if outcome in FAILURES:
+            member.failing = True
+            decisive = outcome in (Outcome.CONNECT_FAILED, Outcome.DIED)
+            self._moved(
+                member,
+                member.health.observe(TurnFailed(outcome.value.replace("_", " "), decisive), now),
+                now,
+            )
+        elif outcome is not Outcome.CANCELLED and (
+            # A success changes nothing where there is nothing to recover from: most turns skip the call.
+            member.failing or member.health.state is not State.HEALTHY
+        ):
+            self._moved(member, member.health.observe(TurnSucceeded(), now), now)
+        if usage is not None and usage.prompt_tokens is not None:
+            if turn.chain.ends:
+                self._model(turn.model).ratio.observe(turn.chain.ends[-1], usage.prompt_tokens)
+            if turn.session is not None and ticket._ttft_s is not None:
+                reply = usage.completion_tokens or 0
+                self._sessions.credit(
+                    self._session_key(turn),
+                    home=member.spec.id,
+                    epoch=ticket._epoch,
+                    tail=turn.chain.hashes[-1] if turn.chain.hashes else 0,
+                    resident_tokens=usage.prompt_tokens + reply,
+                    reply_tokens=reply,
+                )
+        if self._observer is not None:
+            ttft_s = ticket._ttft_s if turn.stream else None
+            try:
+                self._observer.on_ended(
+                    Ended(turn, ticket.decision, outcome, usage, ttft_s, now - ticket.decision.at, now)
+                )
+            except Exception as error:  # noqa: BLE001 - an observer must never stop routing
+                self._detach(error)
+
+    def _model(self, name: str) -> _Model:
+        model = self._models.get(name)
+        if model is None:
+            model = self._models[name] = _Model(name)
+            if len(self._models) > _MAX_MODELS:
+                self._models.popitem(last=False)
+        return model
+
+    def _session_key(self, turn: Turn) -> SessionKey:
+        """The key of the turn's session in the table: the session's own, then the model's tag."""
+        assert turn.session is not None
+        return SessionKey(turn.session + self._model(turn.model).tag)
+
+    # --- facts about replicas -----------------------------------------------------------------------
+
+    def set_replicas(self, specs: Iterable[ReplicaSpec], now: float) -> None:
+        """Make the fleet exactly these. Those that stay keep everything; one whose URL changed is new.
+
+        Turns in flight on a removed replica end as they would have.
+        """
+        wanted = {spec.id: spec for spec in specs}
+        for replica, member in tuple(self._members.items()):
+            spec = wanted.get(replica)
+            if spec is None or spec.url != member.spec.url:
+                self._index.close_shelf(member.shelf)
+                self._sessions.forget_replica(replica)
+                del self._members[replica]
+            else:
+                member.spec = spec
+                self._resize(member)
+        for replica, spec in wanted.items():
+            if replica not in self._members:
+                member = _Member(spec, self._index.open_shelf(None), next(self._epochs))
+                member.placed_at = now
+                self._members[replica] = member
+                self._resize(member)
+        self._ordered = tuple(self._members[replica] for replica in sorted(self._members))
+        names = tuple(member.spec.id for member in self._ordered)
+        self._rings = {plan.vnodes: Ring(names, plan.vnodes) for plan in self._plans}
+
+    def probe_passed(self, replica: ReplicaId, now: float) -> None:
+        """Its health endpoint answered well. Unknown replicas are ignored: a probe may outlive one."""
+        if (member := self._members.get(replica)) is not None:
+            self._moved(member, member.health.observe(ProbePassed(), now), now)
+
+    def probe_failed(self, replica: ReplicaId, why: str, now: float) -> None:
+        """Its health endpoint did not; `why` in words."""
+        if (member := self._members.get(replica)) is not None:
+            self._moved(member, member.health.observe(ProbeFailed(why), now), now)
+
+    def report(self, replica: ReplicaId, report: Report, now: float) -> None:
+        """One look at its metrics. A start time that moved means a new process, which is cold."""
+        member = self._members.get(replica)
+        if member is None:
+            return
+        before = member.report.start_time if member.report is not None else None
+        if report.start_time is None:
+            report = report._replace(start_time=before)
+        elif before is not None and abs(report.start_time - before) > _SAME_START_S:
+            self._restarted(member, now)
+        member.report = report
+        member.report_at = now
+        self._resize(member)
+
+    def models(self, replica: ReplicaId, cards: tuple[ModelCard, ...], _now: float) -> None:
+        """What it serves, adapters included."""
+        if (member := self._members.get(replica)) is not None:
+            member.cards = cards
+            member.models = frozenset(card.id for card in cards)
+
+    def drain(self, replica: ReplicaId, on: bool) -> None:
+        """Give it no more turns, or give it turns again. Raises `KeyError` if it is unknown."""
+        self._members[replica].draining = on
+
+    def end_session(self, key: SessionKey) -> bool:
+        """Forget a session, with every model it used or, by the longer key that `sessions` shows, with one.
+        Whether there was one."""
+        keys = [SessionKey(key + model.tag) for model in self._models.values()]
+        return sum(self._sessions.forget(each) for each in (key, *keys)) > 0
+
+    def _restarted(self, member: _Member, now: float) -> None:
+        member.epoch = next(self._epochs)
+        member.restarts += 1
+        self._index.close_shelf(member.shelf)
+        member.shelf = self._index.open_shelf(None)
+        self._sessions.forget_replica(member.spec.id)
+        self._moved(member, member.health.observe(Restarted(), now), now)
+        if self._observer is not None:
+            replica = member.spec.id
+            self._tell(lambda o: o.on_restarted(replica, now))
+
+    def _resize(self, member: _Member) -> None:
+        tokens = member.capacity_tokens or _UNKNOWN_CAPACITY_TOKENS
+        model = next(iter(member.models)) if member.models else ""
+        self._index.resize(member.shelf, tokens / self._model(model).ratio.value)
+
+    # --- for people ---------------------------------------------------------------------------------
+
+    def replica_ids(self) -> tuple[ReplicaId, ...]:
+        """The fleet, by name."""
+        return tuple(member.spec.id for member in self._ordered)
+
+    def spec(self, replica: ReplicaId) -> ReplicaSpec:
+        """Its configuration. Raises `KeyError` if it is unknown."""
+        return self._members[replica].spec
+
+    def model_cards(self) -> dict[str, ModelCard]:
+        """The union of what healthy replicas serve, the first card of each id."""
+        cards: dict[str, ModelCard] = {}
+        for member in self._ordered:
+            if member.health.state in (State.HEALTHY, State.PROBATION):
+                for card in member.cards:
+                    cards.setdefault(card.id, card)
+        return cards
+
+    def replicas(self, now: float) -> tuple[ReplicaStatus, ...]:
+        """A copy of what is known of every replica."""
+        return tuple(
+            ReplicaStatus(
+                id=member.spec.id,
+                url=member.spec.url,
+                health=member.health.state.value,
+                why=member.health.why,
+                draining=member.draining,
+                models=tuple(sorted(member.models)) if member.models is not None else None,
+                in_flight=member.in_flight,
+                pending_tokens=member.pending_tokens,
+                working_set_tokens=self._sessions.living_tokens(member.spec.id, member.epoch),
+                sessions=self._sessions.living_sessions(member.spec.id, member.epoch),
+                index_segments=self._index.segments(member.shelf),
+                report=member.report,
+                report_age_s=now - member.report_at if member.report is not None else None,
+                capacity_tokens=member.capacity_tokens,
+                recent_failures=member.health.recent_failures(now),
+                restarts=member.restarts,
+            )
+            for member in self._ordered
+        )
+
+    def sessions(self, limit: int) -> list[Session]:
+        """The sessions with the latest turns, newest first."""
+        return self._sessions.recent(limit)
+
+    def in_flight(self) -> int:
+        """Turns of the whole fleet."""
+        return sum(member.in_flight for member in self._ordered)
+
+    # --- observing ----------------------------------------------------------------------------------
+
+    def _moved(self, member: _Member, transitions: list[Transition], now: float) -> None:
+        if self._observer is None:
+            return
+        for transition in transitions:
+            change = HealthChange(
+                member.spec.id, transition.before.value, transition.after.value, transition.why, now
+            )
+            self._tell(lambda o, change=change: o.on_health(change))  # type: ignore[misc] # bound per turn of the loop
+
+    def _tell(self, say: Callable[[Observer], None]) -> None:
+        if self._observer is None:
+            return
+        try:
+            say(self._observer)
+        except Exception as error:  # noqa: BLE001 - an observer must never stop routing
+            self._detach(error)
+
+    def _detach(self, error: Exception) -> None:
+        self._observer = None
+        if self._on_detach is not None:
+            self._on_detach(error)
+
+
+def _describe(member: _Member) -> str:
+    """A replica's condition, for an error message."""
+    if member.draining:
+        return "is draining"
+    why = member.health.why
+    state = member.health.state.value
+    return f"is {state} ({why})" if why else f"is {state}"

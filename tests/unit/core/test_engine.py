@@ -1,0 +1,468 @@
+"""The engine: eligibility, kinds, books, learning, and the traps that need more than a strategy."""
+
+from random import Random
+
+import pytest
+
+from router.base.errors import ErrorKind, Refused
+from router.base.ids import OPEN_TENANT, ReplicaId, SessionKey, TenantId
+from router.core.decide import Decision, Kind
+from router.core.engine import Engine, Ticket
+from router.core.fleet import ModelCard, ReplicaSpec, Report
+from router.core.observe import Ended, HealthChange, Outcome, Usage
+from router.core.plan import Overload, Plan, Retry
+from router.core.request import Chain, Turn
+from router.core.strategies.least_loaded import LeastLoaded
+from router.core.strategies.priced import Priced
+from router.core.strategies.ring import RingOnly
+
+A, B, C = ReplicaId("a"), ReplicaId("b"), ReplicaId("c")
+
+
+def specs(*names: str) -> list[ReplicaSpec]:
+    return [ReplicaSpec(ReplicaId(name), f"http://{name}:8000") for name in names]
+
+
+def engine(*names: str, plan: Plan | None = None, observer: object = None, seed: int = 1) -> Engine:
+    """An engine whose replicas are all well."""
+    made = Engine([plan or Plan(name="home", strategy=Priced())], rng=Random(seed), observer=observer)  # type: ignore[arg-type]
+    made.set_replicas(specs(*names), 0.0)
+    for name in names:
+        made.probe_passed(ReplicaId(name), 0.0)
+    return made
+
+
+def chain(*segments: int, size: int = 4000) -> Chain:
+    return Chain(segments, tuple(size * (at + 1) for at in range(len(segments))), 1)
+
+
+def turn(
+    session: str = "s",
+    *segments: int,
+    model: str = "m",
+    tenant: TenantId = OPEN_TENANT,
+    stream: bool = True,
+    response_id: str | None = None,
+) -> Turn:
+    return Turn(
+        "/v1/chat/completions",
+        model,
+        tenant,
+        SessionKey(session) if session else None,
+        "x-session-id" if session else "",
+        chain(*(segments or (hash(session) & 0xFFFF,))),
+        response_id,
+        stream,
+    )
+
+
+def play(
+    of: Engine,
+    request: Turn,
+    now: float,
+    *,
+    prompt: int = 1000,
+    reply: int = 20,
+    failed: tuple[ReplicaId, ...] = (),
+) -> Decision:
+    """A turn that goes well."""
+    ticket = of.admit(request, now, failed=failed)
+    ticket.first_byte(now + 0.1)
+    ticket.end(Outcome.COMPLETED, now + 0.2, Usage(prompt, reply, 0))
+    return ticket.decision
+
+
+def refusal(of: Engine, request: Turn, now: float = 0.0, **more: object) -> Refused:
+    with pytest.raises(Refused) as caught:
+        of.admit(request, now, **more)  # type: ignore[arg-type]
+    return caught.value
+
+
+# --- kinds ------------------------------------------------------------------------------------------
+
+
+def test_a_first_turn_is_new_and_the_next_one_goes_home() -> None:
+    of = engine("a", "b", "c")
+    first = play(of, turn("s", 1), 0.0)
+    second = play(of, turn("s", 1, 2), 1.0)
+    assert first.kind is Kind.NEW
+    assert second.kind is Kind.HOME
+    assert second.replica == first.replica
+
+
+def test_a_session_moves_only_when_the_other_replica_has_answered() -> None:
+    of = engine("a", "b")
+    home = play(of, turn("s", 1), 0.0).replica
+    ticket = of.admit(turn("s", 1, 2), 1.0, failed=(home,))
+    assert ticket.decision.kind is Kind.FAILOVER
+    ticket.end(Outcome.CUT, 1.1)
+    assert of.decide(turn("s", 1, 2), 1.2).replica == home
+    play(of, turn("s", 1, 2), 2.0, failed=(home,))
+    moved = of.decide(turn("s", 1, 2, 3), 3.0)
+    assert moved.kind is Kind.HOME
+    assert moved.replica != home
+
+
+def test_home_down_is_a_failover_and_home_back_does_not_call_the_session_back() -> None:
+    of = engine("a", "b")
+    home = play(of, turn("s", 1), 0.0).replica
+    other = B if home == A else A
+    for at in (1.0, 2.0):
+        of.probe_failed(home, "connection refused", at)
+    assert play(of, turn("s", 1, 2), 3.0).kind is Kind.FAILOVER
+    for at in (10.0, 25.0):
+        of.probe_passed(home, at)
+    decision = of.decide(turn("s", 1, 2, 3), 30.0)
+    assert (decision.replica, decision.kind) == (other, Kind.HOME)
+
+
+def test_a_request_without_session_and_prompt_passes() -> None:
+    of = engine("a")
+    request = Turn("/v1/x", "", OPEN_TENANT, None, "", Chain((), (), 0))
+    assert of.admit(request, 0.0).decision.kind is Kind.PASS
+
+
+def test_home_over_its_limit_is_a_spill_and_the_rest_keeps_its_affinity() -> None:
+    of = engine("a", "b", plan=Plan(name="p", strategy=Priced(), overload=Overload(in_flight=2)))
+    home = play(of, turn("s", 1), 0.0).replica
+    quiet = next(name for name in map(str, range(50)) if play(of, turn(name), 0.5).replica != home)
+    for _ in range(2):
+        of.admit(turn("s", 1), 1.0)
+    assert of.decide(turn("s", 1), 1.0).kind is Kind.SPILL
+    assert of.decide(turn(quiet), 1.0).kind is Kind.HOME
+
+
+# --- who may be chosen ------------------------------------------------------------------------------
+
+
+def test_an_empty_fleet_a_sick_one_and_an_overloaded_one_are_different_refusals() -> None:
+    empty = Engine([Plan(name="p", strategy=Priced())], rng=Random(1))
+    assert refusal(empty, turn()).kind is ErrorKind.NO_REPLICAS
+    sick = engine("a")
+    for at in (1.0, 2.0):
+        sick.probe_failed(A, "timed out", at)
+    sick_refusal = refusal(sick, turn(), 3.0)
+    assert sick_refusal.kind is ErrorKind.NONE_HEALTHY
+    assert "timed out" in sick_refusal.message
+    full = engine("a", plan=Plan(name="p", strategy=Priced(), overload=Overload(in_flight=1)))
+    full.admit(turn(), 0.0)
+    overloaded = refusal(full, turn(), 0.0)
+    assert overloaded.kind is ErrorKind.OVERLOADED
+    assert overloaded.retry_after_s == 1.0
+
+
+def test_a_replica_gets_no_turn_before_its_first_good_probe() -> None:
+    of = engine("a")
+    of.set_replicas(specs("a", "b"), 1.0)
+    assert {of.admit(turn(str(n)), 2.0).decision.replica for n in range(20)} == {A}
+
+
+def test_a_draining_replica_gets_no_turns_not_even_those_of_its_sessions() -> None:
+    of = engine("a", "b")
+    home = play(of, turn("s", 1), 0.0).replica
+    of.drain(home, True)
+    assert of.decide(turn("s", 1, 2), 1.0).kind is Kind.FAILOVER
+    of.drain(home, False)
+    assert of.decide(turn("s", 1, 2), 1.0).kind is Kind.HOME
+    with pytest.raises(KeyError):
+        of.drain(ReplicaId("nobody"), True)
+
+
+def test_only_replicas_that_serve_the_model_are_chosen_and_a_silent_one_may_serve_any() -> None:
+    of = engine("a", "b")
+    of.models(A, (ModelCard("m1", b"{}"),), 0.0)
+    of.models(B, (ModelCard("m2", b"{}"),), 0.0)
+    assert {of.decide(turn(str(n), model="m2"), 1.0).replica for n in range(20)} == {B}
+    missing = refusal(of, turn(model="m3"), 1.0)
+    assert missing.kind is ErrorKind.NO_SUCH_MODEL
+    assert "m1, m2" in missing.message
+    of.set_replicas(specs("a", "b", "c"), 2.0)
+    of.probe_passed(C, 2.0)
+    assert of.decide(turn(model="m3"), 3.0).replica == C
+
+
+def test_a_turn_that_failed_everywhere_says_where() -> None:
+    of = engine("a", "b")
+    tried = refusal(of, turn(), failed=(A, B))
+    assert tried.kind is ErrorKind.UPSTREAM_FAILED
+    assert "a, b failed this turn" in tried.message
+
+
+# --- the books --------------------------------------------------------------------------------------
+
+
+def test_in_flight_and_pending_are_counted_at_the_choice_and_uncounted_once() -> None:
+    of = engine("a")
+    ticket = of.admit(turn("s", 1, 2), 0.0)
+    status = of.replicas(0.0)[0]
+    assert (status.in_flight, status.pending_tokens) == (1, 2000)
+    ticket.first_byte(0.5)
+    ticket.first_byte(0.6)
+    assert of.replicas(0.6)[0].pending_tokens == 0
+    ticket.end(Outcome.COMPLETED, 1.0)
+    ticket.end(Outcome.CANCELLED, 2.0)
+    ticket.first_byte(3.0)
+    status = of.replicas(3.0)[0]
+    assert (status.in_flight, status.pending_tokens) == (0, 0)
+
+
+def test_a_health_check_does_not_touch_the_counters() -> None:
+    of = engine("a")
+    of.admit(turn(), 0.0)
+    of.probe_failed(A, "slow", 1.0)
+    of.probe_passed(A, 2.0)
+    of.report(A, Report(running=0.0, waiting=0.0), 3.0)
+    assert of.in_flight() == 1
+
+
+def test_a_turn_that_is_not_streamed_leaves_prefill_after_the_predicted_time() -> None:
+    of = engine("a")
+    of.admit(turn("s", 1, 2, stream=False), 0.0)
+    of.decide(turn("other"), 0.1)
+    assert of.replicas(0.1)[0].pending_tokens == 2000
+    of.decide(turn("other"), 0.3)  # 2,000 tokens at 8,000 a second
+    status = of.replicas(0.3)[0]
+    assert (status.in_flight, status.pending_tokens) == (1, 0)
+
+
+def test_tickets_of_a_replica_that_was_removed_and_added_again_do_not_count_on_the_new_one() -> None:
+    of = engine("a", "b")
+    ticket = of.admit(turn("s", 1), 0.0, failed=(B,))
+    of.set_replicas(specs("b"), 1.0)
+    of.set_replicas(specs("a", "b"), 2.0)
+    of.probe_passed(A, 2.0)
+    ticket.first_byte(3.0)
+    ticket.end(Outcome.COMPLETED, 3.0, Usage(1000, 10))
+    status = of.replicas(3.0)[0]
+    assert (status.id, status.in_flight, status.working_set_tokens, status.index_segments) == (A, 0, 0, 0)
+
+
+def test_asking_does_not_change_what_comes_next() -> None:
+    of, twin = (engine("a", "b", "c", plan=Plan(name="p", strategy=LeastLoaded())) for _ in range(2))
+    for number in range(20):
+        of.decide(turn(str(number)), 0.0)
+        assert of.admit(turn(str(number)), 0.0).decision == twin.admit(turn(str(number)), 0.0).decision
+
+
+# --- learning ---------------------------------------------------------------------------------------
+
+
+def test_what_a_turn_left_behind_is_predicted_for_the_next_reply_included() -> None:
+    of = engine("a", "b")
+    play(of, turn("s", 1, 2), 0.0, prompt=1900, reply=100)
+    decision = of.decide(turn("s", 1, 2, 3, 4), 1.0)
+    # 1,900 and 100 as reported; the 8,000 bytes since, by the ratio.
+    assert decision.cached_tokens == 2000
+    assert 1900 + 1800 <= decision.prompt_tokens <= 1900 + 2200
+
+
+def test_another_replica_is_credited_with_the_shared_prefix_alone() -> None:
+    of = engine("a", "b")
+    home = play(of, turn("s", 1, 2), 0.0).replica
+    decision = of.decide(turn("t", 1, 9), 1.0)
+    cached = {candidate.replica: candidate.cached_tokens for candidate in decision.candidates}
+    assert cached[home] == pytest.approx(1000, rel=0.6)
+    assert cached[B if home == A else A] == 0
+
+
+def test_a_restarted_replica_is_cold_at_once() -> None:
+    of = engine("a")
+    of.report(A, Report(start_time=100.0), 0.0)
+    play(of, turn("s", 1, 2), 1.0)
+    assert of.decide(turn("s", 1, 2), 2.0).cached_tokens > 0
+    of.report(A, Report(start_time=None), 2.5)
+    of.report(A, Report(start_time=100.4), 3.0)
+    assert of.decide(turn("s", 1, 2), 3.0).kind is Kind.HOME
+    of.report(A, Report(start_time=500.0), 4.0)
+    cold = of.decide(turn("s", 1, 2), 5.0)
+    assert (cold.kind, cold.cached_tokens) == (Kind.NEW, 0)
+    assert of.replicas(5.0)[0].restarts == 1
+
+
+def test_a_replica_that_left_and_came_back_under_its_name_is_cold() -> None:
+    of = engine("a", "b")
+    play(of, turn("s", 1), 0.0, failed=(B,))
+    of.set_replicas(specs("b"), 1.0)
+    assert of.decide(turn("s", 1), 1.0).kind is Kind.FAILOVER
+    of.set_replicas(specs("a", "b"), 2.0)
+    of.probe_passed(A, 2.0)
+    decision = of.decide(turn("s", 1), 3.0)
+    assert decision.kind is Kind.NEW
+    assert all(candidate.cached_tokens == 0 for candidate in decision.candidates)
+
+
+def test_a_changed_url_is_another_replica() -> None:
+    of = engine("a")
+    play(of, turn("s", 1), 0.0)
+    of.set_replicas([ReplicaSpec(A, "http://elsewhere:1")], 1.0)
+    of.probe_passed(A, 1.0)
+    assert of.decide(turn("s", 1), 2.0).kind is Kind.NEW
+
+
+def test_a_failed_turn_leaves_no_residency() -> None:
+    of = engine("a")
+    ticket = of.admit(turn("s", 1), 0.0)
+    ticket.end(Outcome.CUT, 1.0)
+    status = of.replicas(1.0)[0]
+    assert (status.working_set_tokens, status.index_segments) == (0, 0)
+
+
+def test_the_index_forgets_when_the_replica_must_have() -> None:
+    of = Engine([Plan(name="p", strategy=Priced())], rng=Random(1))
+    of.set_replicas([ReplicaSpec(A, "http://a:1", kv_tokens=2500)], 0.0)
+    of.probe_passed(A, 0.0)
+    play(of, turn("s", 1, 2), 0.0, prompt=2000, reply=0)
+    play(of, turn("t", 8, 9), 1.0, prompt=2000, reply=0)
+    assert of.decide(turn("u", 8, 9, 10), 2.0).cached_tokens > 1500
+    assert of.decide(turn("u", 1, 2, 10), 2.0).cached_tokens < 1500
+
+
+# --- tenants, models, pins --------------------------------------------------------------------------
+
+
+def test_one_id_with_two_models_has_two_homes() -> None:
+    of = engine("a", "b")
+    of.models(A, (ModelCard("large", b"{}"),), 0.0)
+    of.models(B, (ModelCard("small", b"{}"),), 0.0)
+    for at in range(3):
+        large = play(of, turn("s", 1, model="large"), at)
+        small = play(of, turn("s", 2, model="small"), at)
+        expected = Kind.NEW if at == 0 else Kind.HOME
+        assert (large.kind, small.kind) == (expected, expected)
+    assert of.end_session(SessionKey("s"))
+    assert not of.end_session(SessionKey("s"))
+    assert of.decide(turn("s", 1, model="large"), 9.0).kind is Kind.NEW
+
+
+def test_a_stored_response_is_a_pin_for_its_own_tenant_only() -> None:
+    of = engine("a", "b", "c", plan=Plan(name="p", strategy=RingOnly()))
+    acme, beta = TenantId("acme"), TenantId("beta")
+    ticket = of.admit(turn("s", 1, tenant=acme), 0.0)
+    ticket.first_byte(0.1)
+    of.stored(acme, "resp_1", ticket)
+    holder = ticket.decision.replica
+    pinned = [of.decide(turn(str(n), tenant=acme, response_id="resp_1"), 1.0) for n in range(20)]
+    assert {decision.replica for decision in pinned} == {holder}
+    foreign = [of.decide(turn(str(n), tenant=beta, response_id="resp_1"), 1.0) for n in range(20)]
+    assert len({decision.replica for decision in foreign}) > 1
+
+
+def test_a_pin_whose_replica_is_down_or_restarted_is_refused_not_sent_elsewhere() -> None:
+    of = engine("a", "b")
+    of.report(A, Report(start_time=1.0), 0.0)
+    ticket = of.admit(turn("s", 1), 0.0, failed=(B,))
+    of.stored(OPEN_TENANT, "resp_1", ticket)
+    of.drain(A, True)
+    draining = refusal(of, turn("s", response_id="resp_1"), 1.0)
+    assert (draining.kind, draining.retry_after_s) == (ErrorKind.PINNED_GONE, 1.0)
+    of.drain(A, False)
+    of.report(A, Report(start_time=900.0), 2.0)
+    restarted = refusal(of, turn("s", response_id="resp_1"), 3.0)
+    assert restarted.kind is ErrorKind.PINNED_GONE
+    assert "restarted" in restarted.message
+    assert of.decide(turn("s", response_id="resp_1"), 4.0).kind is Kind.NEW
+
+
+# --- failures ---------------------------------------------------------------------------------------
+
+
+def test_a_refused_connection_takes_the_replica_out_at_once() -> None:
+    of = engine("a", "b")
+    of.admit(turn("s", 1), 0.0, failed=(B,)).end(Outcome.CONNECT_FAILED, 0.1)
+    assert of.replicas(0.2)[0].health == "down"
+    assert of.decide(turn("t"), 0.2).replica == B
+
+
+def test_a_replica_that_fails_fast_does_not_look_idle() -> None:
+    of = engine("a", "b", plan=Plan(name="p", strategy=LeastLoaded()))
+    taken = {A: 0, B: 0}
+    for number in range(40):
+        now = number * 0.1
+        ticket = of.admit(turn(str(number)), now)
+        taken[ticket.decision.replica] += 1
+        failed = ticket.decision.replica == A
+        ticket.end(Outcome.SERVER_ERROR if failed else Outcome.COMPLETED, now + 0.01)
+    assert taken[A] <= 4
+
+
+def test_a_client_that_leaves_or_errs_says_nothing_of_the_replica() -> None:
+    of = engine("a")
+    for at in range(10):
+        of.admit(turn(), at).end(Outcome.CANCELLED, at)
+        of.admit(turn(), at).end(Outcome.CLIENT_ERROR, at)
+    assert of.replicas(10.0)[0].health == "healthy"
+
+
+def test_retries_end_with_the_attempts_the_death_and_the_budget() -> None:
+    of = engine(
+        "a", plan=Plan(name="p", strategy=Priced(), retry=Retry(attempts=2, after_death=0, budget=0.0))
+    )
+    assert of.may_retry((Outcome.CUT,), 0.0)
+    assert of.may_retry((Outcome.CUT, Outcome.SERVER_ERROR), 0.0)
+    assert not of.may_retry((Outcome.CUT,) * 3, 0.0)
+    assert not of.may_retry((Outcome.DIED,), 0.0)
+    granted = sum(of.may_retry((Outcome.CUT,), 0.0) for _ in range(1000))
+    assert 0 < granted < 100
+
+
+# --- observers --------------------------------------------------------------------------------------
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.facts: list[tuple[str, object]] = []
+
+    def on_decision(self, of: Turn, decision: Decision) -> None:
+        self.facts.append(("decision", decision.kind))
+
+    def on_refused(self, of: Turn, kind: ErrorKind, message: str, now: float) -> None:
+        self.facts.append(("refused", kind))
+
+    def on_ended(self, ended: Ended) -> None:
+        self.facts.append(("ended", (ended.outcome, ended.ttft_s)))
+
+    def on_health(self, change: HealthChange) -> None:
+        self.facts.append(("health", (change.before, change.after)))
+
+    def on_restarted(self, replica: ReplicaId, now: float) -> None:
+        self.facts.append(("restarted", replica))
+
+    def on_moved(self, session: SessionKey, before: ReplicaId, after: ReplicaId, now: float) -> None:
+        self.facts.append(("moved", (before, after)))
+
+
+def test_every_fact_is_told_once_in_order() -> None:
+    recorder = Recorder()
+    of = engine("a", observer=recorder)
+    ticket = of.admit(turn(), 0.0)
+    ticket.first_byte(0.25)
+    ticket.end(Outcome.COMPLETED, 1.0)
+    whole = of.admit(turn(stream=False), 1.0)
+    whole.first_byte(2.0)
+    whole.end(Outcome.COMPLETED, 2.0)
+    refusal(of, turn(), failed=(A,))
+    assert recorder.facts == [
+        ("health", ("starting", "healthy")),
+        ("decision", Kind.NEW),
+        ("ended", (Outcome.COMPLETED, 0.25)),
+        ("decision", Kind.HOME),
+        # Its first byte came after all decoding: no time to a first token.
+        ("ended", (Outcome.COMPLETED, None)),
+        ("refused", ErrorKind.UPSTREAM_FAILED),
+    ]
+
+
+def test_an_observer_that_raises_is_detached_and_reported_and_routing_goes_on() -> None:
+    class Broken(Recorder):
+        def on_decision(self, of: Turn, decision: Decision) -> None:
+            raise RuntimeError("full disk")
+
+    reported: list[Exception] = []
+    of = Engine(
+        [Plan(name="p", strategy=Priced())], rng=Random(1), observer=Broken(), on_detach=reported.append
+    )
+    of.set_replicas(specs("a"), 0.0)
+    of.probe_passed(A, 0.0)
+    tickets: list[Ticket] = [of.admit(turn(), 0.0) for _ in range(3)]
+    assert [str(error) for error in reported] == ["full disk"]
+    assert of.in_flight() == len(tickets)
