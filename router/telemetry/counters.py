@@ -1,0 +1,134 @@
+"""Counts every fact that the engine reports. Knows no exporter: `metrics` reads it.
+
+On the path of every turn, so it adds to plain integers and does nothing else. What it tells apart is
+bounded: replicas, kinds, outcomes and policies, never sessions, tenants or models.
+"""
+# ruff: noqa: ARG002 - signatures are the protocol's
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Final
+
+from router.base.errors import ErrorKind
+from router.base.ids import ReplicaId, SessionKey
+from router.core.decide import Decision, Kind
+from router.core.observe import Ended, HealthChange, Outcome
+from router.core.request import Turn
+from router.telemetry.histogram import Histogram
+
+# From a warm short prompt to a cold long one behind a queue.
+TTFT_BOUNDS_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+DURATION_BOUNDS_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+# 0 has a bucket of its own: the prediction was right to the token. 16 and 64 are common block sizes.
+ERROR_BOUNDS_TOKENS: Final = (0.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0)
+
+# Replicas come and go under discovery. The names that went are dropped when metrics are read; where nobody
+# reads them, this is how many are kept.
+_MAX_REPLICAS: Final = 4096
+
+
+class ReplicaCounts:
+    """What happened to turns on one replica, since it was first seen."""
+
+    __slots__ = (
+        "cached_tokens",
+        "completion_tokens",
+        "decisions",
+        "health_changes",
+        "outcomes",
+        "predicted_tokens",
+        "prompt_tokens",
+        "restarts",
+        "retries",
+        "unreported",
+    )
+
+    def __init__(self) -> None:
+        self.decisions: defaultdict[tuple[Kind, str], int] = defaultdict(int)
+        """By kind and policy."""
+        self.retries = 0
+        """Decisions that were further attempts of a turn."""
+        self.outcomes: defaultdict[Outcome, int] = defaultdict(int)
+        self.health_changes: defaultdict[str, int] = defaultdict(int)
+        """By the state entered."""
+        self.restarts = 0
+        # Tokens of turns for which the replica reported both prompt and cached tokens, so that the three
+        # can be compared; a missing report is counted as such, not as zero tokens.
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.predicted_tokens = 0
+        self.completion_tokens = 0
+        self.unreported = 0
+        """Completed turns without those reports."""
+
+
+class Counters:
+    """An `Observer`. Read its fields at any time; change them through the observer's methods only."""
+
+    __slots__ = ("duration", "moves", "prediction_error", "refused", "replicas", "ttft")
+
+    def __init__(self) -> None:
+        self.replicas: dict[ReplicaId, ReplicaCounts] = {}
+        self.refused: defaultdict[ErrorKind, int] = defaultdict(int)
+        self.moves = 0
+        self.ttft = {kind: Histogram(TTFT_BOUNDS_S) for kind in Kind}
+        self.duration = Histogram(DURATION_BOUNDS_S)
+        """Of turns that completed, dispatch to end."""
+        self.prediction_error = Histogram(ERROR_BOUNDS_TOKENS)
+        """|predicted − delivered cached tokens| of a turn."""
+
+    def on_decision(self, turn: Turn, decision: Decision) -> None:
+        counts = self.replicas.get(decision.replica) or self._admit(decision.replica)
+        counts.decisions[decision.kind, decision.policy] += 1
+        if decision.attempt:
+            counts.retries += 1
+
+    def on_refused(self, turn: Turn, kind: ErrorKind, message: str, now: float) -> None:
+        self.refused[kind] += 1
+
+    def on_ended(self, ended: Ended) -> None:
+        _, decision, outcome, usage, ttft_s, duration_s, _ = ended
+        counts = self.replicas.get(decision.replica) or self._admit(decision.replica)
+        counts.outcomes[outcome] += 1
+        if ttft_s is not None:
+            self.ttft[decision.kind].add(ttft_s)
+        if outcome is Outcome.COMPLETED:
+            self.duration.add(duration_s)
+        if usage is None:
+            if outcome is Outcome.COMPLETED:
+                counts.unreported += 1
+            return
+        prompt, completion, cached = usage
+        if completion is not None:
+            counts.completion_tokens += completion
+        if prompt is not None and cached is not None:
+            predicted = decision.cached_tokens
+            counts.prompt_tokens += prompt
+            counts.cached_tokens += cached
+            counts.predicted_tokens += predicted
+            self.prediction_error.add(abs(predicted - cached))
+        elif outcome is Outcome.COMPLETED:
+            counts.unreported += 1
+
+    def on_health(self, change: HealthChange) -> None:
+        self._of(change.replica).health_changes[change.after] += 1
+
+    def on_restarted(self, replica: ReplicaId, now: float) -> None:
+        self._of(replica).restarts += 1
+
+    def on_moved(self, session: SessionKey, before: ReplicaId, after: ReplicaId, now: float) -> None:
+        self.moves += 1
+
+    def retain(self, replicas: Iterable[ReplicaId]) -> None:
+        """Drop the counts of all replicas but these."""
+        for gone in self.replicas.keys() - set(replicas):
+            del self.replicas[gone]
+
+    def _of(self, replica: ReplicaId) -> ReplicaCounts:
+        return self.replicas.get(replica) or self._admit(replica)
+
+    def _admit(self, replica: ReplicaId) -> ReplicaCounts:
+        if len(self.replicas) >= _MAX_REPLICAS:
+            del self.replicas[next(iter(self.replicas))]
+        counts = self.replicas[replica] = ReplicaCounts()
+        return counts

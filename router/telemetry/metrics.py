@@ -1,0 +1,321 @@
+"""The router's metrics, built when someone collects them: counts of turns and the state of replicas.
+
+They are OpenTelemetry metric data, so that one set of figures serves every way out. `docs/metrics.md`
+describes each, and a test holds the two together.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, Protocol
+
+from opentelemetry.sdk.metrics.export import (
+    AggregationTemporality,
+    Gauge,
+    HistogramDataPoint,
+    Metric,
+    NumberDataPoint,
+    Sum,
+)
+from opentelemetry.sdk.metrics.export import Histogram as HistogramData
+
+import router
+from router.base.clock import Clock
+from router.base.ids import ReplicaId
+from router.core.fleet import ReplicaStatus
+from router.core.health import State
+from router.telemetry.counters import Counters, ReplicaCounts
+from router.telemetry.histogram import Histogram
+from router.telemetry.prometheus import render
+
+_CUMULATIVE: Final = AggregationTemporality.CUMULATIVE
+
+_Labels = Mapping[str, str]
+_Points = Iterable[tuple[_Labels, float | None]]
+
+
+class StatusSource(Protocol):
+    """What metrics ask of the engine."""
+
+    def replicas(self, now: float) -> tuple[ReplicaStatus, ...]: ...
+
+
+class Metrics:
+    """Reads the counters and the fleet. `wall_ns` is Unix nanoseconds."""
+
+    def __init__(
+        self,
+        counters: Counters,
+        fleet: StatusSource,
+        clock: Clock,
+        *,
+        wall_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._counters = counters
+        self._fleet = fleet
+        self._clock = clock
+        self._wall_ns = wall_ns
+        self._start_ns = wall_ns()
+
+    def prometheus(self) -> str:
+        """All metrics as Prometheus text."""
+        return render(self.collect())
+
+    def collect(self) -> list[Metric]:
+        """All metrics as they stand. Series of replicas that left the fleet end here."""
+        replicas = self._fleet.replicas(self._clock.now())
+        self._counters.retain(status.id for status in replicas)
+        build = _Builder(self._start_ns, self._wall_ns())
+        return [
+            build.gauge(
+                "homing_info",
+                "The router's version, as a label.",
+                "1",
+                [({"version": router.__version__}, 1)],
+            ),
+            build.gauge(
+                "homing_start_time_seconds",
+                "Unix time at which the router started.",
+                "s",
+                [({}, self._start_ns / 1e9)],
+            ),
+            *_turns(build, self._counters),
+            *_replica_counts(build, self._counters.replicas),
+            *_replica_state(build, replicas),
+        ]
+
+
+def _turns(build: "_Builder", counters: Counters) -> list[Metric]:
+    return [
+        build.counter(
+            "homing_refused",
+            "Turns that got no replica, by kind of refusal.",
+            "{turn}",
+            [({"kind": kind.value}, count) for kind, count in counters.refused.items()],
+        ),
+        build.counter(
+            "homing_session_moves", "Sessions that changed their home.", "{move}", [({}, counters.moves)]
+        ),
+        build.histogram(
+            "homing_ttft_seconds",
+            "Dispatch to first answer byte of streamed turns, by kind of decision.",
+            "s",
+            [({"kind": kind.value}, spread) for kind, spread in counters.ttft.items() if spread.count],
+        ),
+        build.histogram(
+            "homing_turn_duration_seconds",
+            "Dispatch to end of turns that completed.",
+            "s",
+            [({}, counters.duration)],
+        ),
+        build.histogram(
+            "homing_prediction_error_tokens",
+            "Distance between predicted and delivered cached tokens of a turn.",
+            "{token}",
+            [({}, counters.prediction_error)],
+        ),
+    ]
+
+
+def _replica_counts(build: "_Builder", replicas: Mapping[ReplicaId, ReplicaCounts]) -> list[Metric]:
+    def each(read: Callable[[ReplicaCounts], int]) -> _Points:
+        return [({"replica": replica}, read(counts)) for replica, counts in replicas.items()]
+
+    return [
+        build.counter(
+            "homing_decisions",
+            "Turns given to a replica, by replica, kind of decision and policy.",
+            "{turn}",
+            [
+                ({"replica": replica, "kind": kind.value, "policy": policy}, count)
+                for replica, counts in replicas.items()
+                for (kind, policy), count in counts.decisions.items()
+            ],
+        ),
+        build.counter(
+            "homing_ended",
+            "Turns that are over, by replica and outcome.",
+            "{turn}",
+            [
+                ({"replica": replica, "outcome": outcome.value}, count)
+                for replica, counts in replicas.items()
+                for outcome, count in counts.outcomes.items()
+            ],
+        ),
+        build.counter(
+            "homing_retries",
+            "Decisions for turns that another replica had failed.",
+            "{turn}",
+            each(lambda counts: counts.retries),
+        ),
+        build.counter(
+            "homing_prompt_tokens",
+            "Prompt tokens of turns with reported prompt and cached tokens.",
+            "{token}",
+            each(lambda counts: counts.prompt_tokens),
+        ),
+        build.counter(
+            "homing_cached_tokens",
+            "Prompt tokens that the replica reported as cached, of the same turns.",
+            "{token}",
+            each(lambda counts: counts.cached_tokens),
+        ),
+        build.counter(
+            "homing_predicted_cached_tokens",
+            "Prompt tokens that the router expected to be cached, of the same turns.",
+            "{token}",
+            each(lambda counts: counts.predicted_tokens),
+        ),
+        build.counter(
+            "homing_completion_tokens",
+            "Completion tokens that replicas reported.",
+            "{token}",
+            each(lambda counts: counts.completion_tokens),
+        ),
+        build.counter(
+            "homing_unreported",
+            "Completed turns for which the replica did not report both prompt and cached tokens.",
+            "{turn}",
+            each(lambda counts: counts.unreported),
+        ),
+        build.counter(
+            "homing_health_changes",
+            "Changes of a replica's health, by the state entered.",
+            "{change}",
+            [
+                ({"replica": replica, "state": state}, count)
+                for replica, counts in replicas.items()
+                for state, count in counts.health_changes.items()
+            ],
+        ),
+        build.counter(
+            "homing_restarts",
+            "Restarts of a replica that were noticed.",
+            "{restart}",
+            each(lambda counts: counts.restarts),
+        ),
+    ]
+
+
+def _replica_state(build: "_Builder", replicas: tuple[ReplicaStatus, ...]) -> list[Metric]:
+    def gauge(
+        name: str, description: str, unit: str, read: Callable[[ReplicaStatus], float | None]
+    ) -> Metric:
+        points = [({"replica": status.id}, read(status)) for status in replicas]
+        return build.gauge(f"homing_replica_{name}", description, unit, points)
+
+    return [
+        build.gauge(
+            "homing_replica_health",
+            "1 for the state that a replica is in, 0 for the others.",
+            "1",
+            [
+                ({"replica": status.id, "state": state.value}, int(status.health == state))
+                for status in replicas
+                for state in State
+            ],
+        ),
+        gauge("draining", "1 while a replica is given no further turns.", "1", lambda r: int(r.draining)),
+        gauge("in_flight", "Turns of this router on a replica.", "{turn}", lambda r: r.in_flight),
+        gauge(
+            "pending_tokens",
+            "Uncached prompt tokens sent to a replica and not yet prefilled.",
+            "{token}",
+            lambda r: r.pending_tokens,
+        ),
+        gauge("sessions", "Living sessions at home on a replica.", "{session}", lambda r: r.sessions),
+        gauge(
+            "working_set_tokens",
+            "Tokens of the living sessions at home on a replica.",
+            "{token}",
+            lambda r: r.working_set_tokens,
+        ),
+        gauge(
+            "capacity_tokens",
+            "Tokens that fit a replica's KV cache; absent where unknown.",
+            "{token}",
+            lambda r: r.capacity_tokens,
+        ),
+        gauge(
+            "index_segments",
+            "Prompt segments believed to lie on a replica.",
+            "{segment}",
+            lambda r: r.index_segments,
+        ),
+        gauge(
+            "recent_failures",
+            "Failures of a replica lately, halved every ten seconds.",
+            "{failure}",
+            lambda r: r.recent_failures,
+        ),
+        gauge(
+            "running",
+            "Requests that a replica reports as running; absent where unknown.",
+            "{request}",
+            lambda r: r.report.running if r.report is not None else None,
+        ),
+        gauge(
+            "waiting",
+            "Requests that a replica reports as waiting; absent where unknown.",
+            "{request}",
+            lambda r: r.report.waiting if r.report is not None else None,
+        ),
+        gauge(
+            "kv_usage_ratio",
+            "Share of its KV blocks that a replica reports as in use; absent where unknown.",
+            "1",
+            lambda r: r.report.kv_usage if r.report is not None else None,
+        ),
+        gauge(
+            "report_age_seconds",
+            "Time since a replica's metrics were last read; absent before the first time.",
+            "s",
+            lambda r: r.report_age_s,
+        ),
+    ]
+
+
+class _Builder:
+    """Makes metric data for one moment. A point whose value is `None` is left out: absent is not zero."""
+
+    def __init__(self, start_ns: int, now_ns: int) -> None:
+        self._start_ns = start_ns
+        self._now_ns = now_ns
+
+    def gauge(self, name: str, description: str, unit: str, points: _Points) -> Metric:
+        return Metric(name, description, unit, Gauge(self._numbers(points)))
+
+    def counter(self, name: str, description: str, unit: str, points: _Points) -> Metric:
+        return Metric(name, description, unit, Sum(self._numbers(points), _CUMULATIVE, is_monotonic=True))
+
+    def histogram(
+        self, name: str, description: str, unit: str, spreads: Iterable[tuple[_Labels, Histogram]]
+    ) -> Metric:
+        points = [
+            HistogramDataPoint(
+                attributes=dict(labels),
+                start_time_unix_nano=self._start_ns,
+                time_unix_nano=self._now_ns,
+                count=spread.count,
+                sum=spread.total,
+                bucket_counts=tuple(spread.counts),
+                explicit_bounds=spread.bounds,
+                # The extremes since the start say little and are not kept: the SDK's own way to say so.
+                min=math.inf,
+                max=-math.inf,
+            )
+            for labels, spread in spreads
+        ]
+        return Metric(name, description, unit, HistogramData(points, _CUMULATIVE))
+
+    def _numbers(self, points: _Points) -> list[NumberDataPoint]:
+        return [
+            NumberDataPoint(
+                attributes=dict(labels),
+                start_time_unix_nano=self._start_ns,
+                time_unix_nano=self._now_ns,
+                value=value,
+            )
+            for labels, value in points
+            if value is not None
+        ]

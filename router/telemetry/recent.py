@@ -1,0 +1,155 @@
+"""Keeps the last decisions and how they ended, for people who ask why a turn went where it did.
+
+On the path of every turn it stores references; fields are made when someone looks. It keeps no prompt and
+no chain of it. Memory is bounded by records and by the candidates they hold: a bill of 500 replicas is a
+hundred times one of 5.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Final
+
+from router.base.clock import Clock
+from router.base.errors import ErrorKind
+from router.base.ids import ReplicaId, SessionKey, TenantId
+from router.core.decide import Decision
+from router.core.observe import Ended, HealthChange, Outcome, Usage
+from router.core.request import Turn
+from router.telemetry.bill import bill
+
+# Some 250 bytes each.
+_MAX_CANDIDATES: Final = 50_000
+
+
+class _Record:
+    """One decision or refusal, and what came of it."""
+
+    __slots__ = (
+        "at",
+        "decision",
+        "duration_s",
+        "model",
+        "outcome",
+        "path",
+        "refusal",
+        "session",
+        "tenant",
+        "ttft_s",
+        "usage",
+    )
+
+    def __init__(
+        self, turn: Turn, decision: Decision | None, refusal: tuple[ErrorKind, str] | None, at: float
+    ) -> None:
+        self.path: str = turn.path
+        self.model: str = turn.model
+        self.tenant: TenantId = turn.tenant
+        self.session: SessionKey | None = turn.session
+        self.decision = decision
+        self.refusal = refusal
+        self.at = at
+        self.outcome: Outcome | None = None
+        """`None` while the turn runs."""
+        self.usage: Usage | None = None
+        self.ttft_s: float | None = None
+        self.duration_s: float | None = None
+
+
+class Recent:
+    """An `Observer`. `wall` is Unix seconds: decisions carry monotonic time, people read dates."""
+
+    __slots__ = ("_candidates", "_clock", "_max_candidates", "_max_records", "_open", "_records", "_wall")
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        max_records: int = 1000,
+        max_candidates: int = _MAX_CANDIDATES,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        if max_records < 1:
+            raise ValueError(f"at least 1 decision is kept, not {max_records}")
+        self._clock = clock
+        self._wall = wall
+        self._max_records = max_records
+        self._max_candidates = max_candidates
+        self._records: deque[_Record] = deque()
+        self._candidates = 0
+        # By identity: the engine ends a turn with the decision that it began with, and a record keeps its
+        # decision alive, so no other object has that id while the entry is here.
+        self._open: dict[int, _Record] = {}
+
+    def on_decision(self, turn: Turn, decision: Decision) -> None:
+        record = _Record(turn, decision, None, decision.at)
+        self._open[id(decision)] = record
+        self._keep(record, len(decision.candidates))
+
+    def on_refused(self, turn: Turn, kind: ErrorKind, message: str, now: float) -> None:
+        self._keep(_Record(turn, None, (kind, message), now), 0)
+
+    def on_ended(self, ended: Ended) -> None:
+        record = self._open.pop(id(ended.decision), None)
+        if record is not None and record.decision is ended.decision:
+            record.outcome = ended.outcome
+            record.usage = ended.usage
+            record.ttft_s = ended.ttft_s
+            record.duration_s = ended.duration_s
+
+    def on_health(self, change: HealthChange) -> None: ...
+
+    def on_restarted(self, replica: ReplicaId, now: float) -> None: ...
+
+    def on_moved(self, session: SessionKey, before: ReplicaId, after: ReplicaId, now: float) -> None: ...
+
+    def latest(self, limit: int) -> list[dict[str, object]]:
+        """At most `limit` records as plain fields, newest first."""
+        # Wall time of the monotonic origin, taken anew each time: the wall clock may have been set.
+        origin = self._wall() - self._clock.now()
+        return [_fields(record, origin) for record in islice(reversed(self._records), limit)]
+
+    def _keep(self, record: _Record, candidates: int) -> None:
+        records = self._records
+        records.append(record)
+        self._candidates += candidates
+        while len(records) > self._max_records or (
+            self._candidates > self._max_candidates and len(records) > 1
+        ):
+            gone = records.popleft().decision
+            if gone is not None:
+                self._candidates -= len(gone.candidates)
+                self._open.pop(id(gone), None)
+
+
+def _fields(record: _Record, origin: float) -> dict[str, object]:
+    fields: dict[str, object] = {
+        "time": datetime.fromtimestamp(origin + record.at, UTC).isoformat(timespec="milliseconds"),
+        "session": record.session,
+        "tenant": record.tenant,
+        "path": record.path,
+        "model": record.model,
+    }
+    if record.refusal is not None:
+        kind, message = record.refusal
+        return fields | {"kind": "refused", "reason": message, "refused": kind.value}
+    assert record.decision is not None
+    usage = record.usage or Usage()
+    return (
+        fields
+        | bill(record.decision)
+        | {
+            "outcome": record.outcome.value if record.outcome is not None else None,
+            "delivered_cached_tokens": usage.cached_tokens,
+            "delivered_prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "ttft_ms": _ms(record.ttft_s),
+            "duration_ms": _ms(record.duration_s),
+        }
+    )
+
+
+def _ms(seconds: float | None) -> float | None:
+    return round(seconds * 1000.0, 3) if seconds is not None else None

@@ -1,0 +1,52 @@
+from collections.abc import Callable
+
+import orjson
+import pytest
+
+from router.core.decide import Decision, Kind
+from router.telemetry.bill import bill
+
+
+def test_a_bill_names_every_option_with_its_price(decided: Callable[..., Decision]) -> None:
+    fields = bill(decided("a", Kind.HOME, prices=(1.5, 2.5)))
+    candidates = fields.pop("candidates")
+    assert fields == {
+        "replica": "a",
+        "kind": "home",
+        "reason": "owner on the ring",
+        "policy": "home",
+        "attempt": 0,
+        "home": "a",
+        "prompt_tokens": 120,
+        "predicted_cached_tokens": 100,
+    }
+    assert candidates == [
+        {
+            "replica": name,
+            "price": price,
+            "cached_tokens": cached,
+            "in_flight": 1,
+            "pending_tokens": 20,
+            "working_set_tokens": 300,
+            "capacity_tokens": None,
+            "foreign": 0.5,
+            "recent_failures": 0.0,
+            "over": None,
+        }
+        for name, price, cached in (("a", 1.5, 0), ("b", 2.5, 1))
+    ]
+
+
+def test_options_that_were_not_compared_have_no_price(decided: Callable[..., Decision]) -> None:
+    candidates = bill(decided(prices=None))["candidates"]
+    assert isinstance(candidates, list)
+    assert [candidate["price"] for candidate in candidates] == [None, None]
+
+
+def test_a_price_list_that_does_not_fit_is_an_error(decided: Callable[..., Decision]) -> None:
+    with pytest.raises(ValueError, match="zip"):
+        bill(decided(prices=(1.0,)))
+
+
+def test_a_bill_is_json(decided: Callable[..., Decision]) -> None:
+    assert orjson.loads(orjson.dumps(bill(decided(prices=(1.0, 2.0)))))["kind"] == "home"

@@ -1,0 +1,87 @@
+from collections.abc import Callable
+
+import pytest
+
+from router.base.errors import ErrorKind
+from router.base.ids import ReplicaId, SessionKey
+from router.core.decide import Decision
+from router.core.observe import Ended, HealthChange, Observer
+from router.core.request import Turn
+from router.telemetry.fanout import Fanout
+
+A, B = ReplicaId("a"), ReplicaId("b")
+
+
+class Notes:
+    """Writes down what it is told, and raises where it is told to."""
+
+    def __init__(self, name: str, book: list[tuple[str, str]], raises_at: str = "") -> None:
+        self.name = name
+        self.book = book
+        self.raises_at = raises_at
+
+    def _note(self, fact: str) -> None:
+        if fact == self.raises_at:
+            raise RuntimeError(f"{self.name} broke")
+        self.book.append((self.name, fact))
+
+    def on_decision(self, turn: Turn, decision: Decision) -> None:
+        self._note("decision")
+
+    def on_refused(self, turn: Turn, kind: ErrorKind, message: str, now: float) -> None:
+        self._note("refused")
+
+    def on_ended(self, ended: Ended) -> None:
+        self._note("ended")
+
+    def on_health(self, change: HealthChange) -> None:
+        self._note("health")
+
+    def on_restarted(self, replica: ReplicaId, now: float) -> None:
+        self._note("restarted")
+
+    def on_moved(self, session: SessionKey, before: ReplicaId, after: ReplicaId, now: float) -> None:
+        self._note("moved")
+
+
+FACTS = ("decision", "refused", "ended", "health", "restarted", "moved")
+
+
+@pytest.fixture
+def tell_all(
+    turn: Turn, decided: Callable[..., Decision], ended: Callable[..., Ended]
+) -> Callable[[Observer], None]:
+    def tell(observer: Observer) -> None:
+        observer.on_decision(turn, decided())
+        observer.on_refused(turn, ErrorKind.OVERLOADED, "full", 1.0)
+        observer.on_ended(ended(decided()))
+        observer.on_health(HealthChange(A, "healthy", "down", "", 1.0))
+        observer.on_restarted(A, 1.0)
+        observer.on_moved(SessionKey("k"), A, B, 1.0)
+
+    return tell
+
+
+def no_detach(observer: Observer, error: Exception) -> None:
+    raise AssertionError(error)
+
+
+def test_every_observer_is_told_every_fact_in_order(tell_all: Callable[[Observer], None]) -> None:
+    book: list[tuple[str, str]] = []
+    tell_all(Fanout(Notes("x", book), Notes("y", book), on_detach=no_detach))
+    assert book == [(name, fact) for fact in FACTS for name in "xy"]
+
+
+@pytest.mark.parametrize("fact", FACTS)
+def test_one_that_raises_is_detached_and_reported_and_the_others_go_on(
+    fact: str, tell_all: Callable[[Observer], None]
+) -> None:
+    book: list[tuple[str, str]] = []
+    detached: list[tuple[Observer, str]] = []
+    broken = Notes("x", book, raises_at=fact)
+    fanout = Fanout(broken, Notes("y", book), on_detach=lambda o, e: detached.append((o, str(e))))
+    tell_all(fanout)
+    tell_all(fanout)
+    assert detached == [(broken, "x broke")]
+    assert [entry for entry in book if entry[0] == "y"] == [("y", fact) for fact in FACTS * 2]
+    assert [entry for entry in book if entry[0] == "x"] == [("x", f) for f in FACTS[: FACTS.index(fact)]]

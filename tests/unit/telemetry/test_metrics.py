@@ -1,0 +1,229 @@
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from opentelemetry.sdk.metrics.export import HistogramDataPoint, Metric
+
+from router.base.clock import ManualClock
+from router.base.errors import ErrorKind
+from router.base.ids import ReplicaId, SessionKey
+from router.core.decide import Decision, Kind
+from router.core.fleet import ReplicaStatus, Report
+from router.core.observe import Ended, HealthChange, Outcome, Usage
+from router.core.request import Turn
+from router.telemetry.counters import Counters
+from router.telemetry.metrics import Metrics
+
+A, B = ReplicaId("a"), ReplicaId('b "quoted"\\')
+DOC = Path(__file__).parents[3] / "docs" / "metrics.md"
+Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def status(name: ReplicaId, report: Report | None, capacity_tokens: int | None = None) -> ReplicaStatus:
+    return ReplicaStatus(
+        id=name,
+        url="http://x",
+        health="healthy",
+        why="",
+        draining=False,
+        models=None,
+        in_flight=3,
+        pending_tokens=40,
+        working_set_tokens=500,
+        sessions=2,
+        index_segments=60,
+        report=report,
+        report_age_s=0.5 if report is not None else None,
+        capacity_tokens=capacity_tokens,
+        recent_failures=0.25,
+        restarts=1,
+    )
+
+
+class Fleet:
+    def __init__(self, *statuses: ReplicaStatus) -> None:
+        self.statuses = statuses
+
+    def replicas(self, now: float) -> tuple[ReplicaStatus, ...]:
+        assert now == 100.0
+        return self.statuses
+
+
+LINE = re.compile(r"(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+)")
+LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\[\\"n])*)"(?:,|$)')
+
+
+def parse(text: str) -> tuple[Series, dict[str, str]]:
+    """A strict reader of the text format: series by name and labels, and types by family.
+
+    Written from the format's description, apart from the renderer.
+    """
+    assert text.endswith("\n")
+    series: Series = {}
+    types: dict[str, str] = {}
+    family = ""
+    helped = ""
+    for line in text[:-1].split("\n"):
+        if line.startswith("# HELP "):
+            helped = line.split(" ", 3)[2]
+            assert helped not in types
+            continue
+        if line.startswith("# TYPE "):
+            _, _, family, kind = line.split(" ")
+            assert family == helped
+            types[family] = kind
+            continue
+        match = LINE.fullmatch(line)
+        assert match is not None, line
+        name = match["name"]
+        endings = ("_bucket", "_sum", "_count") if types[family] == "histogram" else ("",)
+        assert name in {family + ending for ending in endings}
+        labels = {}
+        rest = match["labels"] or ""
+        while rest:
+            label = LABEL.match(rest)
+            assert label is not None, rest
+            assert label[1] not in labels
+            labels[label[1]] = label[2].replace("\\n", "\n").replace('\\"', '"').replace("\\\\", "\\")
+            rest = rest[label.end() :]
+        key = (name, frozenset(labels.items()))
+        assert key not in series, f"{key} twice"
+        series[key] = float(match["value"])
+    return series, types
+
+
+def value(series: Series, name: str, **labels: str) -> float | None:
+    return series.get((name, frozenset(labels.items())))
+
+
+@pytest.fixture
+def counters(turn: Turn, decided: Callable[..., Decision], ended: Callable[..., Ended]) -> Counters:
+    """Counters that have seen one of every fact."""
+    counters = Counters()
+    decision = decided("a", Kind.HOME, attempt=1, cached_tokens=100)
+    counters.on_decision(turn, decision)
+    counters.on_ended(ended(decision, usage=Usage(150, 9, 96), ttft_s=0.05, duration_s=1.5))
+    counters.on_ended(ended(decided("a", Kind.NEW), Outcome.COMPLETED))
+    counters.on_refused(turn, ErrorKind.OVERLOADED, "full", 1.0)
+    counters.on_health(HealthChange(A, "healthy", "down", "", 1.0))
+    counters.on_restarted(A, 1.0)
+    counters.on_moved(SessionKey("k"), A, B, 1.0)
+    return counters
+
+
+@pytest.fixture
+def metrics(counters: Counters) -> Metrics:
+    fleet = Fleet(status(A, Report(1.0, 5.0, 6.0, 0.75, 800), 900), status(B, None))
+    walls = iter(range(1_000_000_000, 100_000_000_000, 1_000_000_000))
+    return Metrics(counters, fleet, ManualClock(100.0), wall_ns=lambda: next(walls))
+
+
+def test_the_text_reads_back_as_what_was_counted(metrics: Metrics) -> None:
+    series, types = parse(metrics.prometheus())
+    assert value(series, "homing_decisions_total", replica="a", kind="home", policy="home") == 1
+    assert value(series, "homing_retries_total", replica="a") == 1
+    assert value(series, "homing_ended_total", replica="a", outcome="completed") == 2
+    assert value(series, "homing_refused_total", kind="overloaded") == 1
+    assert value(series, "homing_session_moves_total") == 1
+    assert value(series, "homing_health_changes_total", replica="a", state="down") == 1
+    assert value(series, "homing_restarts_total", replica="a") == 1
+    assert value(series, "homing_prompt_tokens_total", replica="a") == 150
+    assert value(series, "homing_cached_tokens_total", replica="a") == 96
+    assert value(series, "homing_predicted_cached_tokens_total", replica="a") == 100
+    assert value(series, "homing_completion_tokens_total", replica="a") == 9
+    assert value(series, "homing_unreported_total", replica="a") == 1
+    assert value(series, "homing_ttft_seconds_count", kind="home") == 1
+    assert value(series, "homing_ttft_seconds_bucket", kind="home", le="0.05") == 1
+    assert value(series, "homing_ttft_seconds_bucket", kind="home", le="0.025") == 0
+    assert value(series, "homing_turn_duration_seconds_sum") == 2.5
+    assert value(series, "homing_prediction_error_tokens_bucket", le="16.0") == 1
+    assert value(series, "homing_prediction_error_tokens_bucket", le="0.0") == 0
+    assert types["homing_ttft_seconds"] == "histogram"
+    assert types["homing_decisions_total"] == "counter"
+
+
+def test_the_state_of_every_replica_is_a_gauge(metrics: Metrics) -> None:
+    series, types = parse(metrics.prometheus())
+    expected = {
+        "in_flight": 3,
+        "pending_tokens": 40,
+        "working_set_tokens": 500,
+        "sessions": 2,
+        "index_segments": 60,
+        "recent_failures": 0.25,
+        "capacity_tokens": 900,
+        "running": 5,
+        "waiting": 6,
+        "kv_usage_ratio": 0.75,
+        "report_age_seconds": 0.5,
+        "draining": 0,
+    }
+    for name, figure in expected.items():
+        assert value(series, f"homing_replica_{name}", replica="a") == figure
+        assert types[f"homing_replica_{name}"] == "gauge"
+    health = {
+        state: value(series, "homing_replica_health", replica="a", state=state)
+        for state in ("starting", "healthy", "probation", "down")
+    }
+    assert health == {"starting": 0, "healthy": 1, "probation": 0, "down": 0}
+
+
+def test_what_a_replica_did_not_report_is_absent_and_not_zero(metrics: Metrics) -> None:
+    series, _ = parse(metrics.prometheus())
+    assert value(series, "homing_replica_in_flight", replica=B) == 3
+    for name in ("running", "waiting", "kv_usage_ratio", "report_age_seconds", "capacity_tokens"):
+        assert value(series, f"homing_replica_{name}", replica=B) is None
+
+
+def test_series_of_a_replica_end_when_it_leaves(counters: Counters) -> None:
+    metrics = Metrics(counters, Fleet(status(B, None)), ManualClock(100.0))
+    assert 'replica="a"' not in metrics.prometheus()
+
+
+def test_a_router_that_has_done_nothing_has_metrics_too() -> None:
+    series, _ = parse(Metrics(Counters(), Fleet(), ManualClock(100.0)).prometheus())
+    assert value(series, "homing_session_moves_total") == 0
+    assert value(series, "homing_turn_duration_seconds_count") == 0
+
+
+def test_points_carry_the_routers_start_and_the_time_of_collection(metrics: Metrics) -> None:
+    for metric in metrics.collect():
+        for point in metric.data.data_points:
+            assert (point.start_time_unix_nano, point.time_unix_nano) == (1_000_000_000, 2_000_000_000)
+
+
+def test_histogram_counts_agree_with_their_buckets(metrics: Metrics) -> None:
+    points = [p for m in metrics.collect() for p in m.data.data_points if isinstance(p, HistogramDataPoint)]
+    assert points
+    for point in points:
+        assert point.count == sum(point.bucket_counts)
+        assert len(point.bucket_counts) == len(point.explicit_bounds) + 1
+
+
+def written_name(metric: Metric) -> str:
+    return f"{metric.name}_total" if type(metric.data).__name__ == "Sum" else metric.name
+
+
+def test_the_document_describes_every_metric_and_no_other(metrics: Metrics) -> None:
+    rows = re.findall(r"^\| `(homing_\w+)` \| (\w+) \|([^|]*)\|", DOC.read_text(), re.MULTILINE)
+    documented = {name: (kind, frozenset(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
+    built = {}
+    kinds = {"Sum": "counter", "Gauge": "gauge", "Histogram": "histogram"}
+    for metric in metrics.collect():
+        labels = {label for point in metric.data.data_points for label in point.attributes or {}}
+        built[written_name(metric)] = (kinds[type(metric.data).__name__], frozenset(labels))
+    assert documented == built
+    assert len(rows) == len(documented)
+
+
+def test_the_document_queries_only_metrics_that_exist(metrics: Metrics) -> None:
+    queried = set(re.findall(r"homing_\w+", DOC.read_text().partition("```promql")[2]))
+    exist = {name for name, _ in parse(metrics.prometheus())[0]}
+    assert queried <= exist
+
+
+def test_label_values_never_come_from_clients(counters: Counters) -> None:
+    text = Metrics(counters, Fleet(status(A, None)), ManualClock(100.0)).prometheus()
+    labels = set(re.findall(r'(\w+)="', text))
+    assert labels == {"replica", "kind", "policy", "outcome", "state", "le", "version"}
