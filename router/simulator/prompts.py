@@ -258,15 +258,16 @@ def _part(part: Body) -> bytes:
     text = part.get("text")
     if isinstance(text, str):
         return tokens.encode(text)
-    digest = tokens.encode(xxh3_64_hexdigest(_json(dict(part))))
+    shown = {field: value for field, value in part.items() if field != "cache_control"}
+    digest = tokens.encode(xxh3_64_hexdigest(orjson.dumps(shown)))
     return tokens.MEDIA + digest * ((IMAGE_TOKENS - 1) // tokens.count(digest))
 
 
 def _role(message: Body) -> str:
     role = message.get("role")
-    if role not in _ROLES:
+    if not isinstance(role, str) or role not in _ROLES:
         raise BadPrompt(f"messages: unknown role {role!r}")
-    return str(role)
+    return role
 
 
 def _objects(body: Body, field: str, *, missing: tuple[()] | None = None) -> list[Body]:

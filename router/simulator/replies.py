@@ -15,10 +15,10 @@ from xxhash import xxh3_64_intdigest
 from router.simulator import tokens
 from router.simulator.prompts import Call, Prompt, call_tokens
 
-_WORDS: Final = (
-    "ant bay cap den elk fig gem hay ink jar kit log map net oak pen "
-    "ray sea tin urn van wax yew zip arc bow cup dew ear fin gap hut"
-).split()
+_SPOKEN: Final = (
+    "antbaycapdenelkfiggemhayinkjarkitlogmapnetoakpenrayseatinurnvanwaxyewziparcbowcupdewearfingaphut"
+)
+_WORDS: Final = tuple(_SPOKEN[at : at + 3] for at in range(0, len(_SPOKEN), 3))
 
 NATURAL_LENGTHS: Final = (16, 64)
 """A reply that nothing limits has this many words, at least and at most."""
@@ -118,6 +118,7 @@ def example(schema: Mapping[str, Any], chance: Random, *, depth: int = 0) -> obj
 
 
 def _string(schema: Mapping[str, Any], chance: Random) -> str:
-    text = " ".join(chance.choices(_WORDS, k=3))
+    text: str = " ".join(chance.choices(_WORDS, k=3))
+    longest: int | None = schema.get("maxLength")
     text += "." * (schema.get("minLength", 0) - len(text))
-    return text[: schema.get("maxLength")]
+    return text[:longest]

@@ -1,0 +1,696 @@
+"""The HTTP API of a simulated replica: vLLM's endpoints, its errors, and the `/sim` endpoints for tests.
+
+One `Api` is one life of the replica: it starts cold, and a restart makes another.
+"""
+
+import asyncio
+import base64
+import itertools
+import struct
+import time
+import uuid
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Final, NoReturn, Protocol
+
+import orjson
+from aiohttp import web
+from xxhash import xxh3_64_intdigest
+
+from router import __version__
+from router.base.errors import HomingError
+from router.simulator import prompts, tokens
+from router.simulator.body import Body
+from router.simulator.driver import Driver
+from router.simulator.faults import Fault, FaultPlan, Kind
+from router.simulator.metrics import CONTENT_TYPE, Snapshot, TtftHistogram, exposition
+from router.simulator.model import EngineModel, Job
+from router.simulator.prompts import BadPrompt, Message, Prompt
+from router.simulator.replies import Reply, reply
+from router.simulator.settings import ReplicaSettings
+from router.simulator.wire import Chat, Completion, Facts, Messages, Responses, Wire
+
+MAX_BODY_BYTES: Final = 256 * 1024 * 1024
+STORED_RESPONSES: Final = 10_000
+"""Responses kept for `previous_response_id`; the oldest goes first."""
+EMBEDDING_SIZE: Final = 64
+
+_NOT_RECORDED: Final = ("/health", "/metrics", "/sim/")
+_GARBAGE: Final = b"\x16\x03\x01\x00\xa5 this is no HTTP\r\n\r\n"
+
+
+class Control(Protocol):
+    """What the API can ask of whoever runs it."""
+
+    def refuse(self, seconds: float) -> None:
+        """Stop accepting connections for a time."""
+        ...
+
+    def die(self) -> None:
+        """End at once, as a process that is killed does."""
+        ...
+
+
+@dataclass(slots=True)
+class Record:
+    """A request as it arrived, and what became of it."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    """Names in lower case; of a repeated header, the last."""
+    body: bytes = b""
+    at: float = 0.0
+    """Simulated seconds since the start."""
+    status: int | None = None
+    """`None` until an answer is complete, and for ever where none was."""
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    """`None` before the first token."""
+    aborted: bool = False
+    """The connection ended before the answer did."""
+    fault: str | None = None
+
+    @property
+    def json(self) -> Any:
+        """The body, parsed."""
+        return orjson.loads(self.body)
+
+
+@dataclass(slots=True)
+class _Call:
+    """A request being answered."""
+
+    request: web.Request
+    record: Record
+    fault: Fault | None = None
+    """What is to happen to the body of the answer."""
+
+
+Handler = Callable[[_Call], Awaitable[web.StreamResponse]]
+
+
+@dataclass(slots=True)
+class _Stored:
+    """A response of `/v1/responses` that can be read and continued."""
+
+    snapshot: dict[str, Any]
+    messages: list[Message] = field(default_factory=list)
+    """The conversation with the reply; empty while the reply is being made."""
+    job_id: str | None = None
+    """Its request in the engine, for a background response that is not done."""
+
+
+class _Refusal(Exception):
+    """An error that the client gets."""
+
+    def __init__(self, status: int, message: str, *, kind: str = "", param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.kind = kind or ("NotFoundError" if status == 404 else "BadRequestError")
+        self.param = param
+
+
+class _Listening:
+    """Hears of one request and passes it on: to its stream, its record and whoever waits."""
+
+    __slots__ = ("_api", "_at", "_body", "_finish", "_record", "_then", "_wire", "cached", "done")
+
+    def __init__(
+        self,
+        api: "Api",
+        wire: Wire | None,
+        record: Record,
+        finish: str,
+        *,
+        body: Body | None = None,
+        then: Callable[[int], None] | None = None,
+    ) -> None:
+        self._api = api
+        self._wire = wire
+        self._record = record
+        self._finish = finish
+        self._body = body
+        self._then = then
+        self._at = 0
+        self.cached = 0
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def started(self, cached_tokens: int, ttft_s: float) -> None:
+        self.cached = self._record.cached_tokens = cached_tokens
+        self._api.ttft.observe(ttft_s)
+        if self._body is not None and self._wire is not None:
+            self._body.send([*self._wire.start(), self._wire.token(0)])
+            self._at = 1
+
+    def made(self, tokens: int) -> None:
+        if self._body is not None and self._wire is not None:
+            self._body.send(map(self._wire.token, range(self._at, self._at + tokens)))
+            self._at += tokens
+
+    def finished(self) -> None:
+        self._api.ended[self._finish] += 1
+        if self._body is not None and self._wire is not None:
+            self._body.send(self._wire.end(self.cached))
+        if self._then is not None:
+            self._then(self.cached)
+        if not self.done.done():
+            self.done.set_result(None)
+
+
+class Api:
+    """One life of a replica: its engine, its records and its endpoints."""
+
+    def __init__(self, settings: ReplicaSettings, control: Control, *, keep: int, faults: FaultPlan) -> None:
+        """`keep` requests are remembered. Made on the loop's thread, while it runs."""
+        self.settings = settings
+        self.model = EngineModel(settings)
+        self.driver = Driver(self.model, time_scale=settings.time_scale)
+        self.faults = faults
+        self.records: deque[Record] = deque(maxlen=keep)
+        self.start_time = time.time()
+        self.ttft = TtftHistogram()
+        self.ended = {"stop": 0, "length": 0, "abort": 0, "error": 0}
+        self.busy: set[object] = set()
+        """Transports on which a request is being answered."""
+        self._control = control
+        self._numbers = itertools.count()
+        self._stored: OrderedDict[str, _Stored] = OrderedDict()
+
+    def application(self) -> web.Application:
+        routes: tuple[tuple[str, str, Handler], ...] = (
+            ("GET", "/health", self._health),
+            ("GET", "/version", self._version),
+            ("GET", "/metrics", self._metrics),
+            ("GET", "/v1/models", self._models),
+            ("POST", "/tokenize", self._tokenize),
+            ("POST", "/detokenize", self._detokenize),
+            ("POST", "/v1/chat/completions", self._chat),
+            ("POST", "/v1/completions", self._completions),
+            ("POST", "/v1/messages", self._messages),
+            ("POST", "/v1/messages/count_tokens", self._count_tokens),
+            ("POST", "/v1/embeddings", self._embeddings),
+            ("POST", "/v1/responses", self._responses),
+            ("GET", "/v1/responses/{id}", self._get_response),
+            ("POST", "/v1/responses/{id}/cancel", self._cancel_response),
+            ("DELETE", "/v1/responses/{id}", self._delete_response),
+            ("GET", "/sim/requests", self._sim_requests),
+            ("GET", "/sim/state", self._sim_state),
+            ("POST", "/sim/faults", self._sim_arm),
+            ("DELETE", "/sim/faults", self._sim_clear),
+        )
+        app = web.Application(client_max_size=MAX_BODY_BYTES)
+        for method, path, handler in routes:
+            app.router.add_route(method, path, self._around(handler))
+        for path in dict.fromkeys(path for _, path, _ in routes):
+            app.router.add_route("*", path, self._around(self._other_method))
+        app.router.add_route("*", "/{path:.*}", self._around(self._unknown))
+        return app
+
+    # Around every request
+
+    def _around(self, handler: Handler) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        """Record each request, do what a fault wants, and turn refusals into answers."""
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            headers = {name.lower(): value for name, value in request.headers.items()}
+            record = Record(request.method, request.path, headers, at=self.driver.now())
+            if not request.path.startswith(_NOT_RECORDED):
+                self.records.append(record)
+            self.busy.add(request.transport)
+            try:
+                record.body = await request.read()
+                response = await self._handle(_Call(request, record), handler)
+                record.status = response.status
+                return response
+            except asyncio.CancelledError:
+                record.aborted = True
+                raise
+            finally:
+                self.busy.discard(request.transport)
+
+        return answer
+
+    async def _handle(self, call: _Call, handler: Handler) -> web.StreamResponse:
+        try:
+            fault = None if call.record.path.startswith("/sim/") else self._fault_of(call.request)
+            if fault is not None:
+                call.record.fault = fault.kind
+                instead = await self._misbehave(call, fault)
+                if instead is not None:
+                    return instead
+            return await handler(call)
+        except _Refusal as refusal:
+            return _error(call.record.path, refusal)
+        except BadPrompt as error:
+            return _error(call.record.path, _Refusal(400, str(error)))
+
+    def _fault_of(self, request: web.Request) -> Fault | None:
+        asked = request.headers.get("X-Sim-Fault")
+        if asked is None:
+            return self.faults.take(request.path)
+        try:
+            return Fault.parse(asked)
+        except HomingError as error:
+            raise _Refusal(400, str(error)) from None
+
+    async def _misbehave(self, call: _Call, fault: Fault) -> web.Response | None:
+        """Carry a fault out. `None` where the request is answered, and only its body suffers."""
+        transport = call.request.transport
+        match fault.kind:
+            case Kind.CUT | Kind.SLOW:
+                call.fault = fault
+                return None
+            case Kind.STATUS:
+                status = int(fault.amount)
+                answer = _error(
+                    call.record.path, _Refusal(status, f"simulated {status}", kind="SimulatedError")
+                )
+                if fault.retry_after is not None:
+                    answer.headers["Retry-After"] = fault.retry_after
+                return answer
+            case Kind.REFUSE:
+                self._control.refuse(fault.amount)
+                _abort(transport)
+            case Kind.DIE:
+                self._control.die()
+            case Kind.CLOSE:
+                _abort(transport)
+            case Kind.GARBAGE:
+                if transport is not None:
+                    transport.write(_GARBAGE)
+                    transport.close()
+            case Kind.HANG:
+                pass
+        return await _never()
+
+    # Generation
+
+    async def _chat(self, call: _Call) -> web.StreamResponse:
+        body = self._body(call)
+        options = body.get("stream_options") or {}
+        facts, job = self._accept(call, body, prompts.chat(body), "chatcmpl-", _limit(body))
+        wire = Chat(
+            facts,
+            usage=bool(options.get("include_usage")),
+            continuous=bool(options.get("continuous_usage_stats")),
+        )
+        return await self._answer(call, job, facts, wire, stream=bool(body.get("stream")))
+
+    async def _completions(self, call: _Call) -> web.StreamResponse:
+        body = self._body(call)
+        options = body.get("stream_options") or {}
+        facts, job = self._accept(call, body, prompts.completion(body), "cmpl-", _limit(body))
+        wire = Completion(facts, usage=bool(options.get("include_usage")))
+        return await self._answer(call, job, facts, wire, stream=bool(body.get("stream")))
+
+    async def _messages(self, call: _Call) -> web.StreamResponse:
+        body = self._body(call)
+        limit = _limit(body)
+        if limit is None:
+            raise _Refusal(400, "max_tokens: Field required")
+        facts, job = self._accept(call, body, prompts.anthropic(body), "chatcmpl-", limit)
+        return await self._answer(call, job, facts, Messages(facts), stream=bool(body.get("stream")))
+
+    async def _count_tokens(self, call: _Call) -> web.Response:
+        return _json({"input_tokens": tokens.count(prompts.anthropic(self._body(call)).tokens)})
+
+    async def _responses(self, call: _Call) -> web.StreamResponse:
+        body = self._body(call)
+        previous = body.get("previous_response_id")
+        messages = prompts.responses_input(body)
+        if previous is not None:
+            before = self._find(previous)
+            if before.job_id is not None:
+                raise _Refusal(400, f"Response with id '{previous}' is not complete.")
+            messages = before.messages + messages
+        prompt = prompts.responses(body, messages)
+        facts, job = self._accept(call, body, prompt, "resp_", _limit(body))
+        store, background = body.get("store") is not False, bool(body.get("background"))
+        wire = Responses(facts, previous=previous, store=store)
+        if background and not store:
+            raise _Refusal(400, "background can only be used when `store` is true", param="background")
+        stored = _Stored(wire.snapshot("queued" if background else "in_progress"))
+
+        def keep(cached: int) -> None:
+            stored.snapshot = wire.whole(cached)
+            stored.messages = [*messages, _said(facts.reply)]
+            stored.job_id = None
+            if store:
+                self._store(stored)
+
+        if not background:
+            streamed = bool(body.get("stream"))
+            return await self._answer(call, job, facts, wire, stream=streamed, then=keep)
+        stored.job_id = job.id
+        self._store(stored)
+        listening = _Listening(self, None, call.record, _reason(facts.reply), then=keep)
+        self.driver.submit(job, listening)
+        return _json(stored.snapshot)
+
+    async def _embeddings(self, call: _Call) -> web.StreamResponse:
+        body = self._body(call)
+        given = body.get("input")
+        # A list of numbers is one text as token ids.
+        listed = (
+            given if isinstance(given, list) and not all(isinstance(one, int) for one in given) else [given]
+        )
+        if not listed:
+            raise _Refusal(400, "input: must not be empty")
+        rendered = [prompts.completion({"prompt": text}).tokens for text in listed]
+        total = sum(map(tokens.count, rendered))
+        if max(map(tokens.count, rendered)) >= self.settings.context_tokens:
+            raise self._too_long(max(map(tokens.count, rendered)), None)
+        record = call.record
+        record.prompt_tokens = total
+        for text in rendered:
+            await self._run(self._job(body, text, b"", 1), _Listening(self, None, record, "stop"))
+        data = [
+            {"index": index, "object": "embedding", "embedding": _vector(text, body.get("encoding_format"))}
+            for index, text in enumerate(rendered)
+        ]
+        usage = {"prompt_tokens": total, "total_tokens": total, "completion_tokens": 0}
+        answer = {
+            "id": f"embd-{uuid.uuid4().hex}",
+            "object": "list",
+            "created": int(time.time()),
+            "model": self.settings.model,
+            "data": data,
+            "usage": usage,
+        }
+        return await self._send(call, answer)
+
+    def _accept(
+        self, call: _Call, body: prompts.Body, prompt: Prompt, prefix: str, limit: int | None
+    ) -> tuple[Facts, Job]:
+        """Decide on the reply and make the engine's job. Refuses what the context cannot hold."""
+        if body.get("n") not in (None, 1):
+            raise _Refusal(400, "n: a simulated replica gives one choice", param="n")
+        length = tokens.count(prompt.tokens)
+        room = self.settings.context_tokens - length
+        if room < 1 or (limit is not None and limit > room):
+            raise self._too_long(length, limit)
+        made = reply(
+            prompt,
+            max_tokens=limit if limit is not None else room,
+            min_tokens=min(_whole(body, "min_tokens") or 0, room),
+            ignore_eos=limit is not None and body.get("ignore_eos") is True,
+        )
+        record = call.record
+        record.prompt_tokens = length
+        name = call.request.headers.get("X-Request-Id") or uuid.uuid4().hex
+        facts = Facts(prefix + name, self.settings.model, int(time.time()), length, made)
+        return facts, self._job(body, prompt.tokens, made.tokens, len(made.pieces))
+
+    def _job(self, body: prompts.Body, prompt: bytes, generated: bytes, output_tokens: int) -> Job:
+        start = tokens.root(self.settings.model, salt=str(body.get("cache_salt") or ""))
+        hashes = tokens.block_hashes(start, prompt + generated, self.settings.block_size)
+        return Job(str(next(self._numbers)), tokens.count(prompt), output_tokens, hashes)
+
+    async def _answer(
+        self,
+        call: _Call,
+        job: Job,
+        facts: Facts,
+        wire: Wire,
+        *,
+        stream: bool,
+        then: Callable[[int], None] | None = None,
+    ) -> web.StreamResponse:
+        record, reason = call.record, _reason(facts.reply)
+        if not stream:
+            listening = _Listening(self, wire, record, reason, then=then)
+            await self._run(job, listening)
+            return await self._send(call, wire.whole(listening.cached))
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await response.prepare(call.request)
+        transport = call.request.transport
+        if transport is None:
+            return await _never()
+        body = Body(transport, chunked=call.request.version >= (1, 1), fault=call.fault)
+        await self._run(job, _Listening(self, wire, record, reason, body=body, then=then))
+        await body.sent()
+        await response.write_eof()
+        return response
+
+    async def _run(self, job: Job, listening: _Listening) -> None:
+        """Wait for the engine; whoever stops waiting aborts the request there."""
+        self.driver.submit(job, listening)
+        try:
+            await listening.done
+        finally:
+            if self.driver.abort(job.id):
+                self.ended["abort"] += 1
+
+    async def _send(self, call: _Call, answer: dict[str, Any]) -> web.StreamResponse:
+        """A whole answer, or what a fault leaves of it: nothing for a while, or its first half."""
+        fault = call.fault
+        if fault is not None and fault.kind is Kind.SLOW:
+            await asyncio.sleep(fault.amount)
+        if fault is None or fault.kind is not Kind.CUT:
+            return _json(answer)
+        whole = orjson.dumps(answer)
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        response.content_length = len(whole)
+        await response.prepare(call.request)
+        await response.write(whole[: len(whole) // 2])
+        _abort(call.request.transport)
+        return await _never()
+
+    # Stored responses
+
+    async def _get_response(self, call: _Call) -> web.Response:
+        return _json(self._find(call.request.match_info["id"]).snapshot)
+
+    async def _cancel_response(self, call: _Call) -> web.Response:
+        stored = self._find(call.request.match_info["id"])
+        if stored.job_id is None:
+            raise _Refusal(400, "Cannot cancel a synchronous response.", param="response_id")
+        self._stop(stored)
+        stored.snapshot |= {"status": "cancelled"}
+        return _json(stored.snapshot)
+
+    async def _delete_response(self, call: _Call) -> web.Response:
+        stored = self._find(call.request.match_info["id"])
+        self._stop(stored)
+        del self._stored[stored.snapshot["id"]]
+        return _json({"id": stored.snapshot["id"], "object": "response", "deleted": True})
+
+    def _stop(self, stored: _Stored) -> None:
+        if stored.job_id is not None and self.driver.abort(stored.job_id):
+            self.ended["abort"] += 1
+        stored.job_id = None
+
+    def _store(self, stored: _Stored) -> None:
+        self._stored[stored.snapshot["id"]] = stored
+        while len(self._stored) > STORED_RESPONSES:
+            self._stored.popitem(last=False)
+
+    def _find(self, response_id: object) -> _Stored:
+        stored = self._stored.get(response_id) if isinstance(response_id, str) else None
+        if stored is None:
+            message = f"Response with id '{response_id}' not found."
+            raise _Refusal(404, message, kind="invalid_request_error", param="response_id")
+        return stored
+
+    # The rest of vLLM's endpoints
+
+    async def _unknown(self, _call: _Call) -> web.Response:
+        return _json({"detail": "Not Found"}, status=404)
+
+    async def _other_method(self, _call: _Call) -> web.Response:
+        return _json({"detail": "Method Not Allowed"}, status=405)
+
+    async def _health(self, _call: _Call) -> web.Response:
+        return web.Response()
+
+    async def _version(self, _call: _Call) -> web.Response:
+        return _json({"version": f"{__version__}+sim"})
+
+    async def _metrics(self, _call: _Call) -> web.Response:
+        stats = self.driver.stats()
+        shown = Snapshot(self.settings, stats, self.model, self.ttft, self.ended, self.start_time)
+        return web.Response(body=exposition(shown).encode(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def _models(self, _call: _Call) -> web.Response:
+        card = {
+            "id": self.settings.model,
+            "object": "model",
+            "created": int(self.start_time),
+            "owned_by": "vllm",
+            "root": self.settings.model,
+            "parent": None,
+            "max_model_len": self.settings.context_tokens,
+            "permission": [],
+        }
+        return _json({"object": "list", "data": [card]})
+
+    async def _tokenize(self, call: _Call) -> web.Response:
+        body = self._body(call)
+        prompt = prompts.chat(body) if "messages" in body else prompts.completion(body)
+        ids = tokens.to_ids(prompt.tokens)
+        answer = {"count": len(ids), "max_model_len": self.settings.context_tokens, "tokens": ids}
+        return _json(answer | {"token_strs": None})
+
+    async def _detokenize(self, call: _Call) -> web.Response:
+        given = self._body(call).get("tokens")
+        if not isinstance(given, list):
+            raise _Refusal(400, "tokens: a list of token ids is needed")
+        try:
+            return _json({"prompt": tokens.decode(tokens.from_ids(given))})
+        except ValueError as error:
+            raise _Refusal(400, f"tokens: {error}") from None
+
+    # For tests
+
+    async def _sim_requests(self, _call: _Call) -> web.Response:
+        shown = [
+            {
+                "method": record.method,
+                "path": record.path,
+                "headers": dict(record.headers),
+                "body": record.body.decode(errors="replace"),
+                "at": record.at,
+                "status": record.status,
+                "prompt_tokens": record.prompt_tokens,
+                "cached_tokens": record.cached_tokens,
+                "aborted": record.aborted,
+                "fault": record.fault,
+            }
+            for record in self.records
+        ]
+        return _json({"requests": shown})
+
+    async def _sim_state(self, _call: _Call) -> web.Response:
+        stats = self.driver.stats()
+        state = {
+            "name": self.settings.name,
+            "start_time": self.start_time,
+            "in_flight": self.model.in_flight,
+            "running": stats.running,
+            "waiting": stats.waiting,
+            "loading": stats.loading,
+            "kv_usage": stats.kv_usage,
+            "ended": self.ended,
+        }
+        return _json(state)
+
+    async def _sim_arm(self, call: _Call) -> web.Response:
+        body = _object(call.record.body)
+        try:
+            fault = Fault.parse(str(body.get("fault")))
+            self.arm(fault, count=_whole(body, "count"), path=str(body.get("path") or "/"))
+        except HomingError as error:
+            raise _Refusal(400, str(error)) from None
+        return _json({"armed": body.get("fault")})
+
+    async def _sim_clear(self, _call: _Call) -> web.Response:
+        self.faults.clear()
+        return _json({"armed": None})
+
+    def arm(self, fault: Fault, *, count: int | None, path: str) -> None:
+        """Put a fault in force. `refuse` and `die` without a count need no request and happen at once."""
+        if count is None and fault.kind is Kind.REFUSE:
+            self._control.refuse(fault.amount)
+        elif count is None and fault.kind is Kind.DIE:
+            self._control.die()
+        else:
+            self.faults.arm(fault, count=count, path=path)
+
+    # Reading a request
+
+    def _body(self, call: _Call) -> dict[str, Any]:
+        """The body, an object that names no other model than ours."""
+        body = _object(call.record.body)
+        model = body.get("model")
+        if model is not None and model != self.settings.model:
+            raise _Refusal(404, f"The model `{model}` does not exist.", param="model")
+        return body
+
+    def _too_long(self, prompt_tokens: int, limit: int | None) -> _Refusal:
+        return _Refusal(
+            400,
+            f"This model's maximum context length is {self.settings.context_tokens} tokens. However, you "
+            f"requested {limit or 1} output tokens and your prompt contains {prompt_tokens} input tokens. "
+            "Please reduce the length of the input prompt or the number of requested output tokens.",
+            param="input_tokens",
+        )
+
+
+def _object(raw: bytes) -> dict[str, Any]:
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise _Refusal(400, f"JSON decode error: {error}", kind="Bad Request") from None
+    if not isinstance(body, dict):
+        raise _Refusal(400, "the body must be a JSON object", kind="Bad Request")
+    return body
+
+
+def _whole(body: prompts.Body, name: str) -> int | None:
+    value = body.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise _Refusal(400, f"{name}: a whole number of at least 0 is needed", param=name)
+    return value
+
+
+def _limit(body: prompts.Body) -> int | None:
+    """The most tokens that the client wants, by whichever name its dialect has for it."""
+    for name in ("max_completion_tokens", "max_output_tokens", "max_tokens"):
+        value = _whole(body, name)
+        if value == 0:
+            raise _Refusal(400, f"{name} must be at least 1, got 0.", param=name)
+        if value is not None:
+            return value
+    return None
+
+
+def _reason(made: Reply) -> str:
+    """Why the engine stops: a tool call ends like any other text."""
+    return "length" if made.finish == "length" else "stop"
+
+
+def _said(made: Reply) -> Message:
+    """A reply as the message that it is in the next turn."""
+    if made.call is not None:
+        return Message("assistant", b"", (made.call,))
+    return Message("assistant", tokens.encode(made.text))
+
+
+def _vector(text: bytes, encoding: object) -> list[float] | str:
+    chance = Random(xxh3_64_intdigest(text))
+    vector = [chance.uniform(-1, 1) for _ in range(EMBEDDING_SIZE)]
+    if encoding == "base64":
+        return base64.b64encode(struct.pack(f"<{EMBEDDING_SIZE}f", *vector)).decode()
+    return vector
+
+
+def _json(answer: object, *, status: int = 200) -> web.Response:
+    return web.Response(body=orjson.dumps(answer), status=status, content_type="application/json")
+
+
+def _error(path: str, refusal: _Refusal) -> web.Response:
+    if path.startswith("/v1/messages"):
+        kinds = {404: "not_found_error", 429: "rate_limit_error"}
+        kind = "api_error" if refusal.status >= 500 else kinds.get(refusal.status, "invalid_request_error")
+        error: dict[str, Any] = {"type": "error", "error": {"type": kind, "message": refusal.message}}
+    else:
+        shown = {"message": refusal.message, "type": refusal.kind, "param": refusal.param}
+        error = {"error": shown | {"code": refusal.status}}
+    return _json(error, status=refusal.status)
+
+
+def _abort(transport: asyncio.Transport | None) -> None:
+    if transport is not None:
+        transport.abort()
+
+
+async def _never() -> NoReturn:
+    """Wait until the connection ends, which cancels the handler."""
+    await asyncio.get_running_loop().create_future()
+    raise AssertionError("a future that nobody keeps was resolved")
