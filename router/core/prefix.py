@@ -203,10 +203,10 @@ class PrefixIndex:
             heappush(self._free, shelf.number)
 
     def _shed(self, excess: int) -> None:
-        """Make room: from the retired first, else from the open shelf that lists most, the lowest of them."""
-        if self._retired:
-            self._drain(excess)
-            return
+        """Make room on the open shelf that lists most, the lowest of them.
+
+        The retired are empty by then: `touch` has dropped as many of their entries as it added.
+        """
         largest = max(self._open.values(), key=lambda shelf: (len(shelf.sizes), -shelf.number))
         for _ in range(min(excess, len(largest.sizes))):
             self._evict(largest)

@@ -31,7 +31,7 @@ def _points(
 class Ring:
     """An immutable ketama ring over a set of replicas. Duplicate names count once."""
 
-    __slots__ = ("_owners", "_position", "_positions", "replicas")
+    __slots__ = ("_owners", "_owning", "_position", "_positions", "replicas")
 
     replicas: tuple[ReplicaId, ...]
     """Sorted by name."""
@@ -54,6 +54,7 @@ class Ring:
         rank = (1 << shift) - 1
         self._positions = array("I", (point >> shift for point in points))
         self._owners = [self.replicas[last - (point & rank)] for point in points]
+        self._owning = len(set(self._owners))
         self._position = HashRing(hash_fn="ketama").hashi
 
     def __len__(self) -> int:
@@ -68,18 +69,14 @@ class Ring:
     def order(self, key: str) -> Iterator[ReplicaId]:
         """The owner, then each further replica in the order in which the ring reaches it. Lazy."""
         owners = self._owners
-        if not owners:
-            return
-        start = self._start(key)
         seen: set[ReplicaId] = set()
-        wanted = len(self.replicas)
-        for index in range(start, start + len(owners)):
+        index = self._start(key) if owners else 0
+        while len(seen) < self._owning:
             replica = owners[index % len(owners)]
             if replica not in seen:
-                yield replica
                 seen.add(replica)
-                if len(seen) == wanted:
-                    return
+                yield replica
+            index += 1
 
     def _start(self, key: str) -> int:
         return bisect_right(self._positions, self._position(key)) % len(self._positions)
@@ -114,12 +111,7 @@ class BoundedRing:
         mean = fsum(eligible) / len(eligible)
         # The least loaded is at or below the mean but for rounding; naming it leaves no gap.
         bound = max(self._relative * mean, mean + self._absolute, min(eligible))
-        passed_over = 0
-        for replica in self._ring.order(key):
-            load = loads.get(replica)
-            if load is None:
-                continue
-            if load <= bound:
-                return replica, passed_over
-            passed_over += 1
-        raise AssertionError("some eligible load is at or below the bound")
+        in_order = (replica for replica in self._ring.order(key) if replica in loads)
+        return next(
+            (replica, passed_over) for passed_over, replica in enumerate(in_order) if loads[replica] <= bound
+        )

@@ -190,6 +190,24 @@ def test_a_turn_told_late_does_not_make_the_session_older_than_it_is() -> None:
     assert table.expire(now=25.0) == 0
 
 
+def test_a_report_at_the_end_of_the_turn_replaces_the_estimate() -> None:
+    table = SessionTable()
+    session, _ = bind(table, "s", A, epoch=1, tail=9, resident_tokens=100, reply_tokens=0)
+    assert table.credit(key("s"), home=A, epoch=1, tail=9, resident_tokens=160, reply_tokens=30)
+    assert (session.resident_tokens, session.reply_tokens, session.turns) == (160, 30, 1)
+    assert table.living_tokens(A, 1) == 160
+
+
+@pytest.mark.parametrize("late", [{"home": B}, {"epoch": 0}, {"tail": 8}])
+def test_a_report_of_a_turn_that_another_has_overtaken_changes_nothing(late: dict[str, Any]) -> None:
+    table = SessionTable()
+    bind(table, "s", A, epoch=1, tail=9, resident_tokens=100)
+    report: dict[str, Any] = {"home": A, "epoch": 1, "tail": 9, "resident_tokens": 160, "reply_tokens": 30}
+    assert not table.credit(key("s"), **(report | late))
+    assert not table.credit(key("unknown"), **report)
+    assert table.living_tokens(A, 1) == 100
+
+
 def test_forgetting_a_session_takes_it_out_of_the_working_set() -> None:
     table = SessionTable()
     bind(table, "s")
@@ -272,6 +290,7 @@ steps = st.one_of(
     st.tuples(
         st.just("bind"), st.sampled_from(NAMES), st.sampled_from(HOMES), st.integers(0, 2), st.integers(0, 99)
     ),
+    st.tuples(st.just("credit"), st.sampled_from(NAMES), st.sampled_from(HOMES), st.integers(0, 99)),
     st.tuples(st.just("forget"), st.sampled_from(NAMES)),
     st.tuples(st.just("forget_replica"), st.sampled_from(HOMES)),
     st.tuples(st.just("expire"), st.integers(0, 3)),
@@ -288,6 +307,14 @@ def test_working_sets_always_equal_a_recount(script: list[tuple[int, tuple[Any, 
             case ("bind", name, home, epoch, tokens):
                 _, moved_from = bind(table, name, home, now=now, epoch=epoch, resident_tokens=tokens)
                 assert moved_from == model.bind(name, home, epoch, tokens, now)
+            case ("credit", name, home, tokens):
+                row = model.rows.get(name)
+                known = row is not None and (row.home, row.epoch) == (home, 0)
+                assert known == table.credit(
+                    key(name), home=home, epoch=0, tail=7, resident_tokens=tokens, reply_tokens=1
+                )
+                if row is not None and known:
+                    row.tokens = tokens
             case ("forget", name):
                 assert table.forget(key(name)) == (model.rows.pop(name, None) is not None)
             case ("forget_replica", home):
