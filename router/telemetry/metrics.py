@@ -129,7 +129,8 @@ def _replica_counts(build: "_Builder", replicas: Mapping[ReplicaId, ReplicaCount
             [
                 ({"replica": replica, "kind": kind.value, "policy": policy}, count)
                 for replica, counts in replicas.items()
-                for (kind, policy), count in counts.decisions.items()
+                for policy, kinds in counts.decisions.items()
+                for kind, count in kinds.items()
             ],
         ),
         build.counter(

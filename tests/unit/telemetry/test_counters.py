@@ -21,8 +21,8 @@ def test_decisions_are_counted_by_replica_kind_and_policy(turn: Turn, decided: D
     counters.on_decision(turn, decided("a", Kind.HOME))
     counters.on_decision(turn, decided("a", Kind.NEW, policy="ring"))
     counters.on_decision(turn, decided("b", Kind.HOME))
-    assert counters.replicas[A].decisions == {(Kind.HOME, "home"): 2, (Kind.NEW, "ring"): 1}
-    assert counters.replicas[B].decisions == {(Kind.HOME, "home"): 1}
+    assert counters.replicas[A].decisions == {"home": {Kind.HOME: 2}, "ring": {Kind.NEW: 1}}
+    assert counters.replicas[B].decisions == {"home": {Kind.HOME: 1}}
 
 
 def test_only_further_attempts_are_retries(turn: Turn, decided: Decided) -> None:
