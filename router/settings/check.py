@@ -1,5 +1,6 @@
 """Checks settings files without running anything, and describes them: `homing check`, `homing schema`."""
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,10 +55,11 @@ def schema() -> dict[str, Any]:
 
 def _check(path: Path, environ: Mapping[str, str]) -> CheckResult:
     name = shown(path)
-    document = read_document(path, name)
-    if _is_keys_file(document):
-        _, wrong = keys_of(read_document(path, name, secret=True))
+    hidden = read_document(path, name, secret=True)
+    if _is_keys_file(hidden, path):
+        _, wrong = keys_of(hidden)
         return CheckResult(tuple(lines_of(wrong)), ())
+    document = read_document(path, name)
     if _is_policy(document):
         policy = read_policy(document, path.parent)
         return CheckResult(tuple(lines_of(policy.faults)), policy.notices)
@@ -80,5 +82,8 @@ def _is_policy(document: Document) -> bool:
     return document.at("policy") is not None or document.at("strategy") is not None
 
 
-def _is_keys_file(document: Document) -> bool:
-    return document.at("keys") is not None
+def _is_keys_file(document: Document, path: Path) -> bool:
+    if document.value is not None or not path.is_file():
+        return document.at("keys") is not None
+    # Not valid YAML: a fault must not quote it if it looks at all like a keys file.
+    return re.search(rb"^\s*['\"]?keys['\"]?\s*:", path.read_bytes(), re.MULTILINE) is not None

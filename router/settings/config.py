@@ -5,7 +5,7 @@ Values only. Reading files is `load.py`'s, secrets are `credentials.py`'s.
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from router.base.units import format_size
 from router.settings.fields import (
@@ -58,6 +58,12 @@ class Route(Model):
     """A policy of the `policies` list, or a shipped one, by its name."""
 
 
+def _whole_role(role: object) -> object:
+    if role in ("prefill", "decode"):
+        raise ValueError(f"'{role}' is not in this version: every replica does both")
+    return role
+
+
 class Replica(Model):
     """One vLLM server."""
 
@@ -72,8 +78,8 @@ class Replica(Model):
     """Where its KV agent listens. Checked, and not used in this version."""
     kv_events: EventsUrl | None = None
     """Where it publishes KV events. Checked, and not used in this version."""
-    role: Literal["both"] = "both"
-    """Prefill and decode; the split roles are not in this version."""
+    role: Annotated[Literal["both"], BeforeValidator(_whole_role)] = "both"
+    """Prefill and decode."""
 
     @model_validator(mode="after")
     def _one_key(self) -> Self:

@@ -6,6 +6,7 @@ that is set and empty is a fault, not "no secret": a router must not open itself
 forgot to fill one in.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -198,8 +199,7 @@ def keys_of(document: Document) -> tuple[AccessKeys | None, list[Fault]]:
     if document.value is None:
         return None, faults
     try:
-        # Straight from the values: JSON text in between would keep plain keys in one more place.
-        file = KeysFile.model_validate(document.value, strict=False)
+        file = KeysFile.model_validate_json(json.dumps(document.value))
     except ValidationError as error:
         return None, faults + explain(error, document, KeysFile)
     digests: dict[bytes, TenantId] = {}

@@ -5,7 +5,7 @@ Knows pydantic's errors and a document's lines; knows nothing of what the keys m
 
 import difflib
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields as dataclass_fields
 from dataclasses import is_dataclass
 
@@ -32,6 +32,9 @@ def explain(error: ValidationError, document: Document, shape: type, under: Loc 
     """The faults that `error` stands for. `shape` is the model or dataclass checked, `under` its place."""
     faults = []
     for detail in error.errors(include_url=False):
+        if detail["type"] == "too_short" and detail["input"]:
+            # Pydantic counts the good items. A list whose items are all at fault is not empty.
+            continue
         loc = (*under, *detail["loc"])
         faults.append(document.fault(loc, _what(detail, document, shape, under)))
     return faults
@@ -77,6 +80,8 @@ def _wrong(detail: ErrorDetails, *, secret: bool) -> str:
         return str(ctx["error"])
     if kind == "literal_error":
         choices = [choice.strip("'") for choice in ctx["expected"].replace(" or ", ", ").split(", ")]
+        if len(choices) == 1:
+            return f"must be {choices[0]}" + ("" if secret else f", not '{_written(value)}'")
         if secret:
             return f"is none of {', '.join(choices)}"
         return f"'{_written(value)}' is none of {', '.join(choices)}" + _near(str(value), choices)
@@ -116,29 +121,24 @@ def _at(loc: Loc, what: str) -> str:
     return f"{dotted(loc)}: {what}" if loc else what
 
 
-def _shape_at(shape: type, loc: Loc) -> type | None:
-    """The model that describes the mapping at `loc`; `None` where none does."""
-    at: type | None = shape
+def _shape_at(shape: type, loc: Loc) -> type:
+    """The model that describes the mapping at `loc`. Parts that name no field lead no deeper."""
     for part in loc:
-        if isinstance(part, str) and at is not None:
-            field = at.model_fields.get(part) if issubclass(at, BaseModel) else None
-            at = None if field is None else _model_in(field.annotation)
-    return at
+        if isinstance(part, str) and issubclass(shape, BaseModel) and part in shape.model_fields:
+            shape = next(_models_in(shape.model_fields[part].annotation), shape)
+    return shape
 
 
-def _model_in(annotation: object) -> type | None:
-    """The model inside `Model | None`, `tuple[Model, ...]` and the like."""
+def _models_in(annotation: object) -> Iterator[type]:
+    """The models inside `Model | None`, `tuple[Model, ...]` and the like."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
+        yield annotation
     for argument in typing.get_args(annotation):
-        if (found := _model_in(argument)) is not None:
-            return found
-    return None
+        yield from _models_in(argument)
 
 
-def _names(shape: type | None) -> list[str]:
-    if shape is None:
-        return []
+def _names(shape: type) -> list[str]:
     if issubclass(shape, BaseModel):
         return list(shape.model_fields)
-    return [field.name for field in dataclass_fields(shape)] if is_dataclass(shape) else []
+    assert is_dataclass(shape)
+    return [field.name for field in dataclass_fields(shape)]

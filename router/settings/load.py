@@ -110,10 +110,11 @@ def find_policy(written: str, folder: Path) -> Path:
         return shipped[written]
     path = find_file(written, folder)
     if path is None:
-        beside = "" if Path(written).is_absolute() else f" in {shown(folder)} or in the working directory"
+        beside = "" if shown(folder) == "." else f"{shown(folder)} or in "
+        places = "" if Path(written).is_absolute() else f" in {beside}the working directory"
         stem = Path(written).stem
         hint = f"; write '{stem}' for the shipped policy" if stem in shipped else ""
-        raise ValueError(f"no file '{written}'{beside}{hint}")
+        raise ValueError(f"no file '{written}'{places}{hint}")
     return path
 
 

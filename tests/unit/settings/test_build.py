@@ -1,0 +1,82 @@
+"""From checked settings to what runs: every key reaches its place."""
+
+from pathlib import Path
+
+import pytest
+
+from router.base.ids import OPEN_TENANT
+from router.core.fleet import ReplicaSpec
+from router.core.plan import Overload, Plan, Retry, SessionRules
+from router.core.strategies.ring import RingOnly
+from router.settings.build import build_plan, build_plans, build_replicas, build_routes
+from router.settings.load import load_config
+from router.settings.policy import Policy
+
+
+def policy(**keys: object) -> Policy:
+    return Policy.model_validate({"version": 1, "policy": "p", "strategy": "ring", **keys}, strict=False)
+
+
+def test_a_policy_that_says_nothing_has_the_defaults_of_the_core():
+    plan = build_plan(policy())
+    assert plan == Plan(name="p", strategy=plan.strategy)
+    assert isinstance(plan.strategy, RingOnly)
+
+
+def test_every_key_of_a_policy_reaches_the_plan():
+    plan = build_plan(
+        policy(
+            session={"headers": ["X_Mine"], "body": ["user"], "derive": False, "idle": "5m"},
+            place={"vnodes": 40},
+            overload={"in_flight": 8, "kv_usage": None},
+            retry={"attempts": 3, "after_death": 1, "budget": 0.5},
+            reserved="refuse",
+        )
+    )
+    assert plan == Plan(
+        name="p",
+        strategy=plan.strategy,
+        session=SessionRules(headers=("x-mine",), body=("user",), derive=False, idle_s=300.0),
+        overload=Overload(in_flight=8, kv_usage=None),
+        retry=Retry(attempts=3, after_death=1, budget=0.5),
+        vnodes=40,
+        refuse_reserved=True,
+    )
+
+
+def test_a_strategy_that_is_none_is_an_error():
+    with pytest.raises(ValueError, match="unknown strategy"):
+        build_plan(policy(strategy="prised"))
+
+
+def test_routes_point_at_the_plans_of_a_config(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        """\
+version: 1
+policies: [ring, prefix]
+routes:
+  - {match: {path: /v1/embeddings}, policy: least-loaded}
+  - {match: {model: m}, policy: prefix}
+replicas:
+  - {name: a, url: http://a:1, kv_tokens: 5, api_key_env: KEY}
+  - {name: b, url: http://b/}
+"""
+    )
+    loaded = load_config(path)
+    plans, routes = build_plans(loaded), build_routes(loaded)
+    assert [plan.name for plan in plans] == ["ring", "prefix", "least-loaded"]
+    assert [
+        plans[routes.match(route, model, OPEN_TENANT)].name
+        for route, model in (("/v1/embeddings", "m"), ("/v1/completions", "m"), ("/v1/completions", "n"))
+    ] == ["least-loaded", "prefix", "ring"]
+    assert build_replicas(loaded.value) == (
+        ReplicaSpec("a", "http://a:1", 5),
+        ReplicaSpec("b", "http://b:80", None),
+    )
+
+
+def test_the_shipped_config_builds(monkeypatch):
+    monkeypatch.chdir(Path(__file__).parents[3])
+    loaded = load_config(Path("config/router.yaml"))
+    assert [plan.name for plan in build_plans(loaded)] == ["home", "least-loaded"]

@@ -1,0 +1,55 @@
+"""A config's values: never changed after loading, and never at odds with each other."""
+
+import pytest
+from pydantic import ValidationError
+
+from router.settings.config import RouterConfig
+
+
+def config(**keys: object) -> RouterConfig:
+    return RouterConfig.model_validate({"version": 1, **keys}, strict=False)
+
+
+def test_a_config_cannot_be_changed():
+    loaded = config()
+    with pytest.raises(ValidationError):
+        loaded.version = 1
+    with pytest.raises(ValidationError):
+        loaded.limits.body = 1
+
+
+def test_the_defaults_are_those_of_the_design():
+    limits = config().limits
+    assert (limits.body, limits.held_bytes, limits.head) == (64 << 20, 2 << 30, 64 << 10)
+    assert (limits.first_byte, limits.idle, limits.total) == (600.0, 75.0, None)
+    assert (str(config().listen), str(config().admin.listen)) == ("127.0.0.1:8080", "127.0.0.1:9090")
+
+
+@pytest.mark.parametrize("kind", ["file", "dns", "kubernetes"])
+def test_discovery_is_not_in_this_version(kind):
+    assert config(discovery={}).discovery is not None
+    with pytest.raises(ValidationError, match="not in this version"):
+        config(discovery={kind: {}})
+
+
+def test_a_body_must_fit_into_what_is_held():
+    assert config(limits={"body": "1GiB", "held_bytes": "1GiB"}).limits.body == 1 << 30
+    with pytest.raises(ValidationError, match="could never be held"):
+        config(limits={"body": "3GiB"})
+
+
+def test_a_replica_has_one_key_at_most():
+    with pytest.raises(ValidationError, match="keep one"):
+        config(replicas=[{"name": "a", "url": "http://a", "api_key_file": "f", "api_key_env": "E"}])
+
+
+def test_a_route_must_match_something_in_particular():
+    with pytest.raises(ValidationError, match="matches everything"):
+        config(routes=[{"match": {}, "policy": "p"}])
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_split_roles_are_not_in_this_version(role):
+    with pytest.raises(ValidationError, match="not in this version"):
+        config(replicas=[{"name": "a", "url": "http://a", "role": role}])
+    assert config(replicas=[{"name": "a", "url": "http://a", "role": "both"}]).replicas[0].role == "both"

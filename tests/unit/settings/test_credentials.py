@@ -1,0 +1,203 @@
+"""Secrets from files and the environment: found, refused when unusable, and never shown."""
+
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from router.base.errors import SettingsError
+from router.settings.credentials import load_secrets, parse_api_keys
+from router.settings.load import load_config
+
+DIGEST = sha256(b"hunter2").hexdigest()
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def secrets(config: str = "", environ: dict[str, str] | None = None, **files: str):
+    for name, text in files.items():
+        Path(name).write_text(text)
+    Path("c.yaml").write_text("version: 1\n" + config)
+    return load_secrets(load_config(Path("c.yaml")), environ or {})
+
+
+def faults(config: str = "", environ: dict[str, str] | None = None, **files: str) -> list[str]:
+    with pytest.raises(SettingsError) as caught:
+        secrets(config, environ, **files)
+    assert "hunter2" not in str(caught.value)
+    assert DIGEST not in str(caught.value)
+    return caught.value.faults
+
+
+def test_without_any_secret_the_router_is_open():
+    found = secrets()
+    assert (found.keys, found.secret, found.admin_token, found.replica_keys) == (None, None, None, {})
+
+
+def test_secrets_come_from_files_beside_the_config():
+    found = secrets(
+        """\
+admin: {listen: 0.0.0.0:9090, token_file: token}
+access: {keys_file: keys, secret_file: secret}
+replicas:
+  - {name: a, url: http://a:1, api_key_file: key_a}
+  - {name: b, url: http://b:1, api_key_env: KEY_B}
+  - {name: c, url: http://c:1}
+""",
+        {"KEY_B": "for-b"},
+        token="hunter2\n",
+        secret="  s3cret \n",
+        key_a="for-a\n",
+        keys=f"version: 1\nkeys:\n  - {{tenant: acme, sha256: {DIGEST}}}\n  - {{tenant: beta, key: plain}}\n",
+    )
+    assert found.admin_token == "hunter2"
+    assert found.secret == b"s3cret"
+    assert found.replica_keys == {"a": "for-a", "b": "for-b"}
+    assert found.keys is not None
+    assert found.keys.tenant_of(b"hunter2") == "acme"
+    assert found.keys.tenant_of(b"plain") == "beta"
+    for shown in (repr(found), str(found)):
+        for secret in ("hunter2", "s3cret", "for-a", "for-b", "plain", DIGEST):
+            assert secret not in shown
+
+
+def test_the_environment_takes_the_place_of_files_which_are_then_not_read():
+    found = secrets(
+        "admin: {token_file: nowhere}\naccess: {keys_file: nowhere, secret_file: nowhere}\n",
+        {
+            "HOMING_API_KEYS": f"acme=sha256:{DIGEST.upper()}, beta=plain",
+            "HOMING_SECRET": "s",
+            "HOMING_ADMIN_TOKEN": "t",
+        },
+    )
+    assert found.keys is not None
+    assert found.keys.tenant_of(b"hunter2") == "acme"
+    assert found.keys.tenant_of(b"plain") == "beta"
+    assert (found.secret, found.admin_token) == (b"s", "t")
+
+
+def test_a_variable_that_is_set_and_empty_does_not_open_the_router():
+    environ = {"HOMING_API_KEYS": "", "HOMING_SECRET": "", "HOMING_ADMIN_TOKEN": ""}
+    assert faults("", environ) == [
+        "HOMING_API_KEYS: entry 1 is empty",
+        "HOMING_SECRET: is empty",
+        "HOMING_ADMIN_TOKEN: is empty",
+    ]
+
+
+def test_an_admin_port_that_others_reach_needs_a_token():
+    assert faults("admin: {listen: 0.0.0.0:9090}\n") == [
+        "c.yaml:2: admin.listen: 0.0.0.0:9090 is reachable from other machines and needs a token: "
+        "give admin.token_file or HOMING_ADMIN_TOKEN"
+    ]
+    assert secrets("admin: {listen: 0.0.0.0:9090}\n", {"HOMING_ADMIN_TOKEN": "t"}).admin_token == "t"
+
+
+def test_every_missing_or_unusable_secret_is_reported_with_its_line():
+    assert faults(
+        """\
+admin: {token_file: empty}
+access:
+  keys_file: nowhere
+  secret_file: folder/..
+replicas:
+  - {name: a, url: http://a:1, api_key_file: spaced}
+  - {name: b, url: http://b:1, api_key_env: NOT_SET}
+  - {name: c, url: http://c:1, api_key_env: BROKEN}
+""",
+        {"BROKEN": "hunter2\r\nX-Evil: 1"},
+        empty="\n",
+        spaced="hunter2 hunter2",
+    ) == [
+        "c.yaml:4: access.keys_file: no file 'nowhere'",
+        "c.yaml:5: access.secret_file: no file 'folder/..'",
+        "c.yaml:8: replicas[1].api_key_env: the environment has no NOT_SET",
+        "c.yaml:2: admin.token_file: 'empty' is empty",
+        "c.yaml:7: replicas[0].api_key_file: 'spaced' "
+        "has a space, a control character or a letter outside ASCII",
+        "c.yaml:9: replicas[2].api_key_env: BROKEN "
+        "has a space, a control character or a letter outside ASCII",
+    ]
+
+
+def test_a_secret_that_is_no_text_or_no_file_cannot_be_read():
+    Path("binary").write_bytes(b"\xff\xfe")
+    assert faults("admin: {token_file: binary}\naccess: {secret_file: .}\n") == [
+        "c.yaml:3: access.secret_file: cannot read '.': Is a directory",
+        "c.yaml:2: admin.token_file: cannot read 'binary': it is not UTF-8 text",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ("version: 1\nkeys: []\n", ["keys:2: keys: must not be empty"]),
+        ("version: 1\n", ["keys:1: 'keys' is missing"]),
+        ("version: hunter2\nkeys: [{tenant: a, key: k}]\n", ["keys:1: version: must be 1"]),
+        (
+            "version: 1\nkeys:\n  - {tenant: a}\n  - {tenant: b, key: hunter2, sha256: '0'}\n",
+            [
+                "keys:3: keys[0]: give either sha256 or key",
+                "keys:4: keys[1].sha256: is not a SHA-256 digest: 64 hex digits",
+            ],
+        ),
+        (
+            "version: 1\nkeys:\n  - {tenant: hunter2 x, key: k}\n",
+            [
+                "keys:3: keys[0].tenant: is not a tenant's name: letters, digits and . _ : @ -, "
+                "a letter or digit first"
+            ],
+        ),
+        (
+            "version: 1\nkeys:\n  - {tenant: a, hunter2}\n",
+            ["keys:3: keys[0]: unknown key; there is key, sha256, tenant"],
+        ),
+        (
+            "version: 1\nkeys:\n  - {tenant: a, key: 12345}\n",
+            ["keys:3: keys[0].key: expected text; put it in quotes if it looks like something else"],
+        ),
+        (
+            "version: 1\nkeys:\n  - {tenant: a, key: hunter2 }\n  - {tenant: b, key: 'hunter2 x'}\n",
+            ["keys:4: keys[1]: key has a space, a control character or a letter outside ASCII"],
+        ),
+        (
+            f"version: 1\nkeys:\n  - {{tenant: a, key: hunter2}}\n  - {{tenant: b, sha256: {DIGEST}}}\n",
+            ["keys:4: keys[1]: the same key is given before"],
+        ),
+        ("version: 1\nkeys: [*hunter2]\n", ["keys:2: is not valid YAML"]),
+    ],
+)
+def test_a_keys_file_at_fault_says_where_and_repeats_nothing(keys, expected):
+    found = faults("access: {keys_file: keys}\n", keys=keys)
+    assert sorted(found) == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("hunter2", "entry 1 is not tenant=key or tenant=sha256:<64 hex digits>"),
+        (
+            "a=ok,=hunter2",
+            "entry 2 is not a tenant's name: letters, digits and . _ : @ -, a letter or digit first",
+        ),
+        ("a=ok,", "entry 2 is empty"),
+        ("a=", "entry 1 is empty"),
+        ("a=sha256:hunter2", "entry 1 is not a SHA-256 digest: 64 hex digits"),
+        ("a=hunter2,b=hunter2", "entry 2 is a key that is given before"),
+        ("a=hunter2 x", "entry 1 has a space, a control character or a letter outside ASCII"),
+    ],
+)
+def test_a_fault_in_the_variable_says_which_entry_and_repeats_nothing(text, expected):
+    keys, wrong = parse_api_keys(text)
+    assert keys is None
+    assert [str(fault) for fault in wrong] == [f"HOMING_API_KEYS: {expected}"]
+
+
+def test_a_key_may_contain_an_equals_sign():
+    keys, _ = parse_api_keys("acme=abc==")
+    assert keys is not None
+    assert keys.tenant_of(b"abc==") == "acme"

@@ -1,0 +1,64 @@
+"""What a file asks for without effect is said once, with its line; what it does not ask for is not."""
+
+import pytest
+
+from router.settings.document import parse_document
+from router.settings.notices import config_notices, policy_notices
+
+
+def of_policy(text: str) -> list[str]:
+    return policy_notices(parse_document(text.encode(), "p.yaml"))
+
+
+def of_config(text: str) -> list[str]:
+    return config_notices(parse_document(text.encode(), "c.yaml"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["strategy: priced\n", "queue: {order: engine}\n", "strategy: priced\nplace: {bound: {relative: 2}}\n"],
+)
+def test_a_policy_without_keys_of_later_versions_has_no_notices(text):
+    assert of_policy(text) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "a: 1\nprice: {move: 0}\n",
+            "p.yaml:2: price: has no effect in this version: later turns go home unless home is over a limit",
+        ),
+        (
+            "queue:\n  order: least-missing\n",
+            "p.yaml:2: queue.order: least-missing has no effect in this version: "
+            "turns are dispatched at once (order: engine)",
+        ),
+        (
+            "strategy: ring\nplace:\n  bound: {relative: 2}\n",
+            "p.yaml:3: place.bound: has no effect with strategy ring; its own are under 'params'",
+        ),
+    ],
+)
+def test_a_policy_key_without_effect_is_said_plainly(text, expected):
+    assert of_policy(text) == [expected]
+
+
+@pytest.mark.parametrize(
+    "text", ["version: 1\n", "telemetry: {otlp: null, trace_sample: 0}\n", "replicas: [{name: a}]\n"]
+)
+def test_a_config_without_keys_of_later_versions_has_no_notices(text):
+    assert of_config(text) == []
+
+
+def test_each_replica_with_a_key_without_effect_is_named():
+    assert of_config(
+        "replicas:\n  - {kv_agent: a}\n  - {name: b}\n  - {kv_agent: c,\n     kv_events: d}\n"
+        "telemetry: {otlp: x}\n"
+    ) == [
+        "c.yaml:2: replicas[0].kv_agent: has no effect in this version: no KV is pulled",
+        "c.yaml:4: replicas[2].kv_agent: has no effect in this version: no KV is pulled",
+        "c.yaml:5: replicas[2].kv_events: has no effect in this version: "
+        "what is cached is known from the router's own bookkeeping",
+        "c.yaml:6: telemetry.otlp: has no effect in this version: no traces are sent",
+    ]
