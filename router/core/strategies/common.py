@@ -17,6 +17,9 @@ FAILURE_TURNS: Final = 8
 """Turns in flight that one failure of this instant counts for. A replica that refuses every turn at once
 has nothing in flight; with a figure of a few turns it would still look better than any that works."""
 
+_LATELY: Final = 0.5
+"""`Candidate.recent_failures` from here up: the last failure is at most ten seconds old, or one of many."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoParams:
@@ -60,8 +63,9 @@ def load(candidate: Candidate) -> float:
     busy answers us late, so our own count comes to show it.
     """
     turns = candidate.in_flight if candidate.foreign is None else candidate.in_flight + candidate.foreign
+    failures = candidate.recent_failures
     # Whole turns: a count that only ever halves would keep a replica behind its idle equals for hours.
-    return turns + int(candidate.recent_failures * FAILURE_TURNS)
+    return turns + int(failures * FAILURE_TURNS) if failures else turns
 
 
 def ceiling(figures: Sequence[float], relative: float, absolute: float) -> float:
@@ -104,9 +108,12 @@ def least_loaded(turn: Turn, view: FleetView, candidates: Sequence[Candidate]) -
     """
     start = view.serial % len(candidates)
     rotated = [*candidates[start:], *candidates[:start]]
-    if turn.session is None:
-        return min(rotated, key=load)
-    return min(rotated, key=lambda c: (load(c), c.working_set_tokens, c.placed_at))
+    loads = [load(c) for c in rotated]
+    least = min(loads)
+    equals = [c for c, turns in zip(rotated, loads, strict=True) if turns == least]
+    if turn.session is None or len(equals) == 1:
+        return equals[0]
+    return min(equals, key=lambda c: (c.working_set_tokens, c.placed_at))
 
 
 def footprints(candidates: Sequence[Candidate]) -> list[float]:
@@ -117,25 +124,33 @@ def footprints(candidates: Sequence[Candidate]) -> list[float]:
     taken to be equal. A replica that failed within the last ten seconds counts no less than the mean of
     those that did not: sessions never settle on it, and its emptiness must not draw the new ones.
     """
-    held = [float(c.working_set_tokens + c.pending_tokens) for c in candidates]
-    capacities = [c.capacity_tokens for c in candidates if c.capacity_tokens]
-    if len(capacities) == len(held):
+    held: list[float] = []
+    capacities: list[int] = []
+    failing = False
+    for c in candidates:
+        held.append(c.working_set_tokens + c.pending_tokens)
+        if c.capacity_tokens:
+            capacities.append(c.capacity_tokens)
+        if c.recent_failures >= _LATELY:
+            failing = True
+    if len(capacities) == len(held) and capacities.count(capacities[0]) < len(held):
         mean_capacity = sum(capacities) / len(capacities)
         held = [tokens * mean_capacity / own for tokens, own in zip(held, capacities, strict=True)]
-    sound = [tokens for tokens, c in zip(held, candidates, strict=True) if c.recent_failures < 0.5]
-    if sound and len(sound) < len(held):
-        mean = sum(sound) / len(sound)
-        held = [
-            max(tokens, mean) if c.recent_failures >= 0.5 else tokens
-            for tokens, c in zip(held, candidates, strict=True)
-        ]
+    if failing:
+        failed = [c.recent_failures >= _LATELY for c in candidates]
+        sound = [tokens for tokens, bad in zip(held, failed, strict=True) if not bad]
+        if sound:
+            mean = sum(sound) / len(sound)
+            held = [max(tokens, mean) if bad else tokens for tokens, bad in zip(held, failed, strict=True)]
     return held
 
 
 def emptiest(candidates: Sequence[Candidate]) -> Candidate:
     """The least `footprints`, then the least `load`, then the one longest without a new session."""
-    ranked = zip(footprints(candidates), candidates, strict=True)
-    return min(ranked, key=lambda pair: (pair[0], load(pair[1]), pair[1].placed_at))[1]
+    held = footprints(candidates)
+    least = min(held)
+    equals = [c for c, tokens in zip(candidates, held, strict=True) if tokens == least]
+    return equals[0] if len(equals) == 1 else min(equals, key=lambda c: (load(c), c.placed_at))
 
 
 def opening_tokens(turn: Turn, prompt_tokens: int) -> float:
