@@ -82,7 +82,8 @@ def views(draw: st.DrawFn) -> FleetView:
 @st.composite
 def turns(draw: st.DrawFn) -> Turn:
     session = draw(st.none() | st.sampled_from([SessionKey(f"s{i}") for i in range(20)]))
-    chain = draw(st.sampled_from([EMPTY_CHAIN, Chain((1, 2, 3), (100, 5000, 9000), 2), Chain((1,), (7,), 1)]))
+    chains = [EMPTY_CHAIN, Chain((1, 2, 3), (100, 5000, 9000), 2), Chain((1,), (7,), 1), Chain((1,), (0,), 1)]
+    chain = draw(st.sampled_from(chains))
     return Turn("/v1/chat/completions", "m", OPEN_TENANT, session, "", chain)
 
 

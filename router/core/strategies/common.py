@@ -156,7 +156,7 @@ def emptiest(candidates: Sequence[Candidate]) -> Candidate:
 def opening_tokens(turn: Turn, prompt_tokens: int) -> float:
     """Tokens of the conversation's opening (tools, system, first user message), which sessions may share."""
     chain = turn.chain
-    if not chain.opening:
+    if not chain.opening or not chain.ends[-1]:  # an empty text is a segment of no bytes
         return 0.0
     return prompt_tokens * chain.ends[chain.opening - 1] / chain.ends[-1]
 

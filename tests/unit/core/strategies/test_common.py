@@ -5,6 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from router.base.ids import ReplicaId, SessionKey
+from router.core.request import Chain
 from router.core.ring import Ring
 from router.core.strategies.common import (
     bounded_owner,
@@ -193,6 +194,10 @@ def test_the_opening_is_measured_in_tokens(turn):
 
 def test_a_prompt_without_segments_has_no_opening(turn):
     assert opening_tokens(turn(), 800) == 0
+
+
+def test_an_empty_text_has_no_opening(turn):
+    assert opening_tokens(turn()._replace(chain=Chain((1,), (0,), 1)), 0) == 0
 
 
 def test_kv_is_the_sessions_own_at_home_and_wherever_more_than_the_opening_lies(candidate):
