@@ -9,7 +9,7 @@ import errno
 import logging
 import os
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -34,7 +34,7 @@ _SHUTDOWN_S: Final = 1.0
 
 _READY: Final = frozenset({State.HEALTHY, State.PROBATION})
 
-# Faults of the request that is to be explained. Any other refusal is an answer: that turn would be refused.
+# Faults of the request that is to be explained. Any other refusal is the fleet's condition: 409.
 _BAD_INPUT: Final = frozenset({ErrorKind.BAD_REQUEST, ErrorKind.NOT_FOUND})
 
 _PAGE: Final = """\
@@ -71,7 +71,7 @@ class Explain(Protocol):
 
     def __call__(
         self, path: str, body: bytes, session: str | None, tenant: str | None
-    ) -> dict[str, object]: ...
+    ) -> Mapping[str, object]: ...
 
 
 class _Drain(msgspec.Struct, forbid_unknown_fields=True):
@@ -135,8 +135,8 @@ class AdminServer:
         """Listen; port 0 takes any free one. Raises `HomingError` with what to do where it cannot."""
         if not self._configured and not is_loopback(host):
             raise HomingError(
-                f"the admin API on {host} can be reached from other machines and has no token: set "
-                "`admin.token`, or listen on 127.0.0.1"
+                f"the admin API on {host} can be reached from other machines and has no token: give "
+                "one (admin.token_file or HOMING_ADMIN_TOKEN), or listen on 127.0.0.1"
             )
         guard = Guard(host, token=self._token, allowed_hosts=self._allowed_hosts, read_only=("/api/explain",))
         runner = web.AppRunner(
@@ -248,16 +248,8 @@ class AdminServer:
         except Refused as refusal:
             if refusal.kind in _BAD_INPUT:
                 raise Problem(400, refusal.kind.value, refusal.message) from None
-            return json_answer(
-                {
-                    "refused": {
-                        "kind": refusal.kind.value,
-                        "message": refusal.message,
-                        "retry_after_s": refusal.retry_after_s,
-                    }
-                }
-            )
-        return json_answer(bill)
+            raise Problem(409, refusal.kind.value, refusal.message) from None
+        return json_answer(dict(bill))
 
 
 def _guarded_by(guard: Guard) -> Middleware:

@@ -100,8 +100,8 @@ class Guard:
         return Rejection(
             403,
             "foreign_host",
-            f"the Host header {caller.host or ''!r} names neither this listener nor this machine; if people "
-            "reach it by that name, add it to `admin.allowed_hosts`",
+            f"the Host header {caller.host or ''!r} names neither this listener nor this machine; call it by "
+            "the address it listens on",
         )
 
     def _has_token(self, caller: Caller) -> bool:

@@ -1,6 +1,7 @@
 """Passes each fact on to several observers. One that raises is detached and reported; the others go on."""
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
 
 from router.base.errors import ErrorKind
 from router.base.ids import ReplicaId, SessionKey
@@ -8,18 +9,19 @@ from router.core.decide import Decision
 from router.core.observe import Ended, HealthChange, Observer
 from router.core.request import Turn
 
+_log = logging.getLogger(__name__)
+
 
 class Fanout:
     """An `Observer` made of observers, told in their order.
 
-    `on_detach` is told which one raised and what; the engine would only know that something did.
+    The log says which one was detached and why; the engine would only know that something raised.
     """
 
-    __slots__ = ("_observers", "_on_detach")
+    __slots__ = ("_observers",)
 
-    def __init__(self, *observers: Observer, on_detach: Callable[[Observer, Exception], None]) -> None:
-        self._observers = observers
-        self._on_detach = on_detach
+    def __init__(self, observers: Iterable[Observer]) -> None:
+        self._observers = tuple(observers)
 
     def on_decision(self, turn: Turn, decision: Decision) -> None:
         for observer in self._observers:
@@ -59,4 +61,5 @@ class Fanout:
     def _detach(self, observer: Observer, error: Exception) -> None:
         """Whatever an observer's fault is, it must cost neither the turn nor the other observers."""
         self._observers = tuple(other for other in self._observers if other is not observer)
-        self._on_detach(observer, error)
+        name = type(observer).__name__
+        _log.error("observer %s failed and is detached; routing goes on without", name, exc_info=error)

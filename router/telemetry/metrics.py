@@ -57,7 +57,7 @@ class Metrics:
         self._wall_ns = wall_ns
         self._start_ns = wall_ns()
 
-    def prometheus(self) -> str:
+    def text(self) -> str:
         """All metrics as Prometheus text."""
         return render(self.collect())
 

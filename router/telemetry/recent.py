@@ -58,7 +58,7 @@ class _Record:
         self.duration_s: float | None = None
 
 
-class Recent:
+class RecentDecisions:
     """An `Observer`. `wall` is Unix seconds: decisions carry monotonic time, people read dates."""
 
     __slots__ = ("_candidates", "_clock", "_max_candidates", "_max_records", "_open", "_records", "_wall")
@@ -105,7 +105,7 @@ class Recent:
 
     def on_moved(self, session: SessionKey, before: ReplicaId, after: ReplicaId, now: float) -> None: ...
 
-    def latest(self, limit: int) -> list[dict[str, object]]:
+    def newest(self, limit: int) -> list[dict[str, object]]:
         """At most `limit` records as plain fields, newest first."""
         # Wall time of the monotonic origin, taken anew each time: the wall clock may have been set.
         origin = self._wall() - self._clock.now()

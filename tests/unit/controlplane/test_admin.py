@@ -277,13 +277,12 @@ async def test_explain_takes_a_chat_without_a_session_unless_told_otherwise() ->
         assert bill == {"path": "/v1/chat/completions", "session": None, "tenant": None, "body": "{}"}
 
 
-async def test_a_turn_that_would_be_refused_is_explained_so() -> None:
+async def test_a_turn_that_would_be_refused_is_answered_with_the_reason() -> None:
     refusal = Refused(ErrorKind.OVERLOADED, "all full", retry_after_s=1.0)
     async with admin(explain=fails(refusal)) as client:
-        assert await client.ask("POST", "/api/explain", {"body": {}}) == (
-            200,
-            {"refused": {"kind": "overloaded", "message": "all full", "retry_after_s": 1.0}},
-        )
+        status, answer = await client.ask("POST", "/api/explain", {"body": {}})
+        assert status == 409
+        assert problem(answer) == ("overloaded", "all full")
 
 
 async def test_a_body_that_cannot_be_routed_is_the_callers_fault() -> None:
@@ -402,7 +401,9 @@ async def test_an_address_that_is_not_ours_is_an_error_of_its_own() -> None:
 async def test_a_listener_that_is_not_loopback_does_not_start_without_a_token(
     host: str, token: str | None
 ) -> None:
-    with pytest.raises(HomingError, match=r"has no token: set `admin.token`"):
+    with pytest.raises(
+        HomingError, match=r"has no token: give one \(admin.token_file or HOMING_ADMIN_TOKEN\)"
+    ):
         await server(token=token).start(host, 0)
 
 

@@ -120,7 +120,7 @@ def metrics(counters: Counters) -> Metrics:
 
 
 def test_the_text_reads_back_as_what_was_counted(metrics: Metrics) -> None:
-    series, types = parse(metrics.prometheus())
+    series, types = parse(metrics.text())
     assert value(series, "homing_decisions_total", replica="a", kind="home", policy="home") == 1
     assert value(series, "homing_retries_total", replica="a") == 1
     assert value(series, "homing_ended_total", replica="a", outcome="completed") == 2
@@ -144,7 +144,7 @@ def test_the_text_reads_back_as_what_was_counted(metrics: Metrics) -> None:
 
 
 def test_the_state_of_every_replica_is_a_gauge(metrics: Metrics) -> None:
-    series, types = parse(metrics.prometheus())
+    series, types = parse(metrics.text())
     expected = {
         "in_flight": 3,
         "pending_tokens": 40,
@@ -170,7 +170,7 @@ def test_the_state_of_every_replica_is_a_gauge(metrics: Metrics) -> None:
 
 
 def test_what_a_replica_did_not_report_is_absent_and_not_zero(metrics: Metrics) -> None:
-    series, _ = parse(metrics.prometheus())
+    series, _ = parse(metrics.text())
     assert value(series, "homing_replica_in_flight", replica=B) == 3
     for name in ("running", "waiting", "kv_usage_ratio", "report_age_seconds", "capacity_tokens"):
         assert value(series, f"homing_replica_{name}", replica=B) is None
@@ -178,11 +178,11 @@ def test_what_a_replica_did_not_report_is_absent_and_not_zero(metrics: Metrics) 
 
 def test_series_of_a_replica_end_when_it_leaves(counters: Counters) -> None:
     metrics = Metrics(counters, Fleet(status(B, None)), ManualClock(100.0))
-    assert 'replica="a"' not in metrics.prometheus()
+    assert 'replica="a"' not in metrics.text()
 
 
 def test_a_router_that_has_done_nothing_has_metrics_too() -> None:
-    series, _ = parse(Metrics(Counters(), Fleet(), ManualClock(100.0)).prometheus())
+    series, _ = parse(Metrics(Counters(), Fleet(), ManualClock(100.0)).text())
     assert value(series, "homing_session_moves_total") == 0
     assert value(series, "homing_turn_duration_seconds_count") == 0
 
@@ -219,11 +219,11 @@ def test_the_document_describes_every_metric_and_no_other(metrics: Metrics) -> N
 
 def test_the_document_queries_only_metrics_that_exist(metrics: Metrics) -> None:
     queried = set(re.findall(r"homing_\w+", DOC.read_text().partition("```promql")[2]))
-    exist = {name for name, _ in parse(metrics.prometheus())[0]}
+    exist = {name for name, _ in parse(metrics.text())[0]}
     assert queried <= exist
 
 
 def test_label_values_never_come_from_clients(counters: Counters) -> None:
-    text = Metrics(counters, Fleet(status(A, None)), ManualClock(100.0)).prometheus()
+    text = Metrics(counters, Fleet(status(A, None)), ManualClock(100.0)).text()
     labels = set(re.findall(r'(\w+)="', text))
     assert labels == {"replica", "kind", "policy", "outcome", "state", "le", "version"}

@@ -11,7 +11,7 @@ from router.base.ids import OPEN_TENANT, ReplicaId, SessionKey
 from router.core.decide import Candidate, Decision, Kind
 from router.core.observe import Ended, HealthChange, Outcome, Usage
 from router.core.request import EMPTY_CHAIN, Turn
-from router.telemetry.recent import Recent
+from router.telemetry.recent import RecentDecisions
 
 Decided = Callable[..., Decision]
 MakeEnded = Callable[..., Ended]
@@ -20,14 +20,14 @@ MakeEnded = Callable[..., Ended]
 NEW_YEAR = 1767225600.0
 
 
-def recent(**options: int) -> Recent:
-    return Recent(ManualClock(100.0), wall=lambda: NEW_YEAR, **options)
+def recent(**options: int) -> RecentDecisions:
+    return RecentDecisions(ManualClock(100.0), wall=lambda: NEW_YEAR, **options)
 
 
 def test_a_decision_is_shown_with_its_bill_while_the_turn_runs(turn: Turn, decided: Decided) -> None:
     kept = recent()
     kept.on_decision(turn, decided("a", Kind.HOME, at=98.5))
-    (shown,) = kept.latest(10)
+    (shown,) = kept.newest(10)
     assert len(shown.pop("candidates")) == 2
     assert shown == {
         "time": "2025-12-31T23:59:58.500+00:00",
@@ -58,7 +58,7 @@ def test_the_end_of_a_turn_joins_its_decision(turn: Turn, decided: Decided, ende
     kept.on_decision(turn, first)
     kept.on_decision(turn, second)
     kept.on_ended(ended(first, Outcome.COMPLETED, usage=Usage(150, 9, 96), ttft_s=0.0421, duration_s=1.5))
-    newer, older = kept.latest(10)
+    newer, older = kept.newest(10)
     assert (newer["replica"], newer["outcome"]) == ("b", None)
     assert (older["replica"], older["outcome"]) == ("a", "completed")
     assert (older["delivered_prompt_tokens"], older["completion_tokens"]) == (150, 9)
@@ -73,13 +73,13 @@ def test_equal_decisions_of_two_turns_do_not_mix(turn: Turn, decided: Decided, e
     kept.on_decision(turn, first)
     kept.on_decision(turn, second)
     kept.on_ended(ended(second, Outcome.CUT))
-    assert [shown["outcome"] for shown in kept.latest(2)] == ["cut", None]
+    assert [shown["outcome"] for shown in kept.newest(2)] == ["cut", None]
 
 
 def test_a_refusal_is_shown_with_its_reason(turn: Turn) -> None:
     kept = recent()
     kept.on_refused(turn, ErrorKind.OVERLOADED, "every replica is full", 100.0)
-    assert kept.latest(1) == [
+    assert kept.newest(1) == [
         {
             "time": "2026-01-01T00:00:00.000+00:00",
             "session": "k",
@@ -97,7 +97,7 @@ def test_the_newest_come_first_and_no_more_than_asked_for(turn: Turn, decided: D
     kept = recent()
     for replica in "abc":
         kept.on_decision(turn, decided(replica))
-    assert [shown["replica"] for shown in kept.latest(2)] == ["c", "b"]
+    assert [shown["replica"] for shown in kept.newest(2)] == ["c", "b"]
 
 
 def test_the_oldest_make_room_even_while_their_turns_run(
@@ -109,7 +109,7 @@ def test_the_oldest_make_room_even_while_their_turns_run(
         kept.on_decision(turn, decision)
     for decision in decisions:
         kept.on_ended(ended(decision))
-    assert [(shown["replica"], shown["outcome"]) for shown in kept.latest(9)] == [
+    assert [(shown["replica"], shown["outcome"]) for shown in kept.newest(9)] == [
         ("c", "completed"),
         ("b", "completed"),
     ]
@@ -119,15 +119,15 @@ def test_long_bills_make_room_sooner_but_the_last_is_always_kept(turn: Turn, dec
     kept = recent(max_records=100, max_candidates=10)
     for replica in "abc":
         kept.on_decision(turn, decided(replica, candidates=4))
-    assert [shown["replica"] for shown in kept.latest(9)] == ["c", "b"]
+    assert [shown["replica"] for shown in kept.newest(9)] == ["c", "b"]
     kept.on_decision(turn, decided("d", candidates=50))
-    assert [shown["replica"] for shown in kept.latest(9)] == ["d"]
+    assert [shown["replica"] for shown in kept.newest(9)] == ["d"]
 
 
 def test_the_end_of_a_turn_that_was_never_seen_is_ignored(decided: Decided, ended: MakeEnded) -> None:
     kept = recent()
     kept.on_ended(ended(decided()))
-    assert kept.latest(1) == []
+    assert kept.newest(1) == []
 
 
 def test_facts_about_replicas_are_not_decisions() -> None:
@@ -136,22 +136,22 @@ def test_facts_about_replicas_are_not_decisions() -> None:
     kept.on_health(HealthChange(a, "healthy", "down", "", 1.0))
     kept.on_restarted(a, 1.0)
     kept.on_moved(SessionKey("k"), a, b, 1.0)
-    assert kept.latest(1) == []
+    assert kept.newest(1) == []
 
 
 def test_the_clock_that_was_set_moves_all_dates(turn: Turn, decided: Decided) -> None:
     walls = iter((NEW_YEAR, NEW_YEAR + 3600))
-    kept = Recent(ManualClock(100.0), wall=lambda: next(walls))
+    kept = RecentDecisions(ManualClock(100.0), wall=lambda: next(walls))
     kept.on_decision(turn, decided(at=100.0))
-    assert kept.latest(1)[0]["time"] == "2026-01-01T00:00:00.000+00:00"
-    assert kept.latest(1)[0]["time"] == "2026-01-01T01:00:00.000+00:00"
+    assert kept.newest(1)[0]["time"] == "2026-01-01T00:00:00.000+00:00"
+    assert kept.newest(1)[0]["time"] == "2026-01-01T01:00:00.000+00:00"
 
 
 def test_all_of_it_is_json(turn: Turn, decided: Decided) -> None:
     kept = recent()
     kept.on_decision(turn, decided(prices=(1.0, 2.0)))
     kept.on_refused(turn, ErrorKind.NO_REPLICAS, "none", 1.0)
-    assert len(orjson.loads(orjson.dumps(kept.latest(9)))) == 2
+    assert len(orjson.loads(orjson.dumps(kept.newest(9)))) == 2
 
 
 def test_keeping_nothing_is_refused() -> None:
