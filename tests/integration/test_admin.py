@@ -138,7 +138,10 @@ async def rig(*names: ReplicaId) -> AsyncIterator[tuple[Rig, dict[ReplicaId, Rep
 
 async def test_readiness_follows_the_replicas() -> None:
     async with rig(A) as (built, replicas):
-        assert await built.ask("GET", "/readyz") == (503, {"ready": False, "reasons": ["a is starting"]})
+        assert await built.ask("GET", "/readyz") == (
+            503,
+            {"ready": False, "reasons": ["a is starting: not probed yet"]},
+        )
         await built.prober.first_round(5.0)
         assert await built.ask("GET", "/readyz") == (200, {"ready": True, "reasons": []})
         replicas[A].well = False

@@ -1,3 +1,4 @@
+import errno
 import socket
 import stat
 from collections.abc import AsyncIterator, Callable
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from router.base.clock import ManualClock
 from router.base.errors import ErrorKind, HomingError, Refused
@@ -352,6 +354,22 @@ async def test_a_drain_order_that_is_not_understood_changes_nothing(body: bytes)
     assert fleet.drained == []
 
 
+@pytest.mark.parametrize(
+    ("headers", "status", "code"),
+    [
+        ({}, 401, "token_required"),
+        (TOKEN | {"Origin": "http://evil.example"}, 403, "foreign_origin"),
+        (TOKEN | {"Host": "evil.example"}, 403, "foreign_host"),
+    ],
+)
+async def test_who_is_not_let_in_reaches_no_endpoint(headers: dict[str, str], status: int, code: str) -> None:
+    fleet = Fleet()
+    async with admin(fleet) as client:
+        got, answer = await client.ask("POST", "/api/replicas/a/drain", headers=headers)
+        assert (got, problem(answer)[0]) == (status, code)
+    assert fleet.drained == []
+
+
 async def test_a_session_can_be_ended_once() -> None:
     async with admin() as client:
         assert await client.ask("DELETE", "/api/sessions/k1", headers=TOKEN) == (200, {"ended": "k1"})
@@ -389,6 +407,17 @@ async def test_a_port_in_use_is_an_error_that_says_what_to_do() -> None:
             HomingError, match=rf"cannot listen on 127.0.0.1:{port}: the address is in use; .*--admin"
         ):
             await server().start("127.0.0.1", port)
+
+
+async def test_a_port_that_takes_privileges_is_an_error_that_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def start(site: web.TCPSite) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(web.TCPSite, "start", start)
+    with pytest.raises(HomingError, match=r"cannot listen on 127\.0\.0\.1:80: .*a port above 1023"):
+        await server().start("127.0.0.1", 80)
 
 
 async def test_an_address_that_is_not_ours_is_an_error_of_its_own() -> None:

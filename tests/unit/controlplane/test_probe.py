@@ -171,6 +171,17 @@ async def test_a_replica_that_is_not_there_fails_with_the_reason() -> None:
         assert "refused" in why.lower() or "Connect call failed" in why
 
 
+async def test_a_host_name_that_cannot_be_resolved_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def getaddrinfo(*_args: object, **_options: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    fleet = fleet_of(a="http://replica.invalid:8000")
+    async with probing(fleet) as prober:
+        await prober.first_round(5.0)
+        assert fleet.failed[0] == (A, "its host name cannot be resolved")
+
+
 async def test_a_health_check_that_answers_an_error_fails_with_the_status() -> None:
     async with serving() as replica:
         replica.health = 503
