@@ -11,8 +11,9 @@ search finds where two part. It departs from vLLM in two small things: blocks wi
 before any that has one, and a block that two requests compute at once is kept once.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
+from itertools import islice, repeat, takewhile
 from typing import NamedTuple
 
 
@@ -101,10 +102,10 @@ class BlockCache:
                 idle += shared
             if shared < len(run.hashes):
                 break
-        host = device
-        while host < limit and hashes[host] in self._host:
-            host += 1
-        return Match(device, idle, host - device)
+        host = 0
+        if self._host:
+            host = len(list(takewhile(self._host.__contains__, islice(hashes, device, limit))))
+        return Match(device, idle, host)
 
     def acquire(self, hashes: Sequence[int], limit: int) -> Lease:
         """Hold what the device has of the first `limit` blocks."""
@@ -136,8 +137,7 @@ class BlockCache:
             return False
         # Taking blocks may have pushed others into a full host tier, and these out at its end: they are
         # being read, so they count as read. What is named here leaves the host.
-        for block in lease.hashes[start : start + blocks]:
-            self._host.pop(block, None)
+        self._forget(lease.hashes[start : start + blocks])
         self._name(lease, start + blocks)
         return True
 
@@ -226,11 +226,15 @@ class BlockCache:
     def _to_host(self, evicted: list[int]) -> None:
         if self.host_total == 0:
             return
-        for block in reversed(evicted):
-            self._host[block] = None
-            self._host.move_to_end(block)
-        while len(self._host) > self.host_total:
+        # Whole runs at a time: these loops over single blocks are all that the host tier costs.
+        if not self._host.keys().isdisjoint(evicted):
+            self._forget(evicted)
+        self._host.update(dict.fromkeys(reversed(evicted)))
+        for _ in range(len(self._host) - self.host_total):
             self._host.popitem(last=False)
+
+    def _forget(self, blocks: Sequence[int]) -> None:
+        deque(map(self._host.pop, blocks, repeat(None)), maxlen=0)
 
 
 def _shared(run: list[int], hashes: Sequence[int], at: int, limit: int) -> int:

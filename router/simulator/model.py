@@ -179,7 +179,8 @@ class EngineModel:
         self._pure = False
         """The last step only decoded."""
         self._blocked = False
-        """The head of the queue was tried and does not fit, and nothing was given back since."""
+        """The head of the queue was tried and does not fit, and nothing was given back since. As long as
+        steps only decode, trying again is in vain."""
         self._events: list[Event] = []
 
     @property
@@ -224,6 +225,7 @@ class EngineModel:
             self._loading = [entry for entry in self._loading if entry[2] is not seq]
             heapq.heapify(self._loading)
         self._give_back(seq)
+        self._blocked = False
         self.counters.aborted += 1
         return True
 
@@ -323,14 +325,11 @@ class EngineModel:
         to the last but one of whoever finishes first. False, and nothing done, where that is not so or
         free blocks do not reach."""
         running = self._running
-        if self._loading or (self._waiting and not self._blocked):
-            return False
-        if not running or len(running) > self._settings.batch_tokens:
+        if not running or self._loading or (self._waiting and not self._blocked):
             return False
         steps = min(seq.job.output_tokens - seq.generated for seq in running) - 1
-        steps = min(steps, int((now - self._anchor) / self._interval) - self._paced)
-        while steps >= 2 and self._anchor + (self._paced + steps) * self._interval > now:
-            steps -= 1  # the division above may be off by rounding
+        # One fewer than fit: the division may round up. The last is then taken by itself.
+        steps = min(steps, int((now - self._anchor) / self._interval) - self._paced - 1)
         if steps < 2:
             return False
         block = self._block
@@ -404,33 +403,37 @@ class EngineModel:
 
     def _admit(self, batch: list[tuple[_Seq, int]], budget: int) -> None:
         """Start waiting requests, first come, first served: one that does not fit holds up all behind."""
-        block = self._block
+        if self._blocked and self._pure:
+            return
         self._blocked = False
         while self._waiting and budget > 0 and len(self._running) < self._settings.max_num_seqs:
             seq = self._waiting[0]
-            if seq.lease is None:
-                if not self._place(seq):
-                    if self._running or not self._reclaim():
-                        self._blocked = True
-                        return
-                    continue
-                if seq.ready > self._now:
-                    self._waiting.popleft()
-                    self._loads += 1
-                    heapq.heappush(self._loading, (seq.ready, self._loads, seq))
-                    continue
-            tokens = min(seq.total - seq.computed, budget)
-            end = seq.computed + tokens
-            if not self.cache.grow(_lease(seq), -(-end // block), end // block):
+            if not self._fits(seq, budget):
                 if self._running or not self._reclaim():
                     self._blocked = True
                     return
                 continue
             self._waiting.popleft()
+            if seq.ready > self._now:
+                self._loads += 1
+                heapq.heappush(self._loading, (seq.ready, self._loads, seq))
+                continue
+            tokens = min(seq.total - seq.computed, budget)
             self._running.append(seq)
             batch.append((seq, tokens))
             budget -= tokens
         self._blocked = budget > 0 and bool(self._waiting)
+
+    def _fits(self, seq: _Seq, budget: int) -> bool:
+        """Take the blocks of a request's first step, or those that come from the host. False where there
+        are not enough."""
+        if seq.lease is None:
+            if not self._place(seq):
+                return False
+            if seq.ready > self._now:
+                return True
+        end = seq.computed + min(seq.total - seq.computed, budget)
+        return self.cache.grow(_lease(seq), -(-end // self._block), end // self._block)
 
     def _place(self, seq: _Seq) -> bool:
         """Look the prompt up and hold what is cached, if blocks for all of it are free. Sets `ready` to

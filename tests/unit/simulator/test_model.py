@@ -227,6 +227,33 @@ def test_an_abort_while_blocks_arrive_frees_them() -> None:
     assert model.next_event_time() is None
 
 
+def test_requests_that_hold_blocks_from_the_host_do_not_starve_each_other() -> None:
+    model = engine(kv_blocks=20, host_kv_blocks=1000, host_gbps=10_000.0)
+    for number, (name, prompt) in enumerate([("a", 33), ("b", 257), ("flood", 310)]):
+        model.submit(job(name, prompt, seed=number), number * 10.0)
+        run(model)
+    # "first" brings 2 blocks back and needs 8 more; "second" holds 16 then, and leaves 2.
+    model.submit(job("short", 16, seed=9), 50.0)
+    model.submit(job("first", 160, seed=0), 50.0)
+    model.submit(job("second", 258, seed=1), 50.0)
+    model.advance(50.001)
+    assert model.stats(50.001).loading == 2
+    events = run(model)
+    assert [event.id for event in events if isinstance(event, Finished)] == ["short", "first", "second"]
+    assert cached(events)["first"] == 32
+    assert model.cache.used == 0
+
+
+def test_one_that_needs_what_another_computes_gets_in_once_it_is_there() -> None:
+    model = engine(kv_blocks=20, batch_tokens=64)
+    model.submit(job("a", 200, 60), 0.0)
+    model.advance(0.0)
+    model.submit(job("b", 210, 10), 0.01)  # 14 blocks beside the 13 and more of a: only as a share of them
+    events = run(model)
+    assert cached(events)["b"] > 0
+    assert ended(events)["b"] < ended(events)["a"]
+
+
 def test_the_cost_of_a_prompt_may_grow_with_what_stands_before_it() -> None:
     model = EngineModel(
         ReplicaSettings(batch_tokens=100),
