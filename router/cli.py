@@ -1,0 +1,297 @@
+"""The command line. Exit status: 0 good, 1 input that was refused (with the reason), 2 usage."""
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+
+from router import __version__
+from router.base.errors import HomingError, SettingsError
+
+if TYPE_CHECKING:
+    from router.settings.config import RouterConfig
+    from router.settings.credentials import Secrets
+    from router.settings.load import Loaded
+    from router.wiring import Router
+
+T = TypeVar("T")
+
+_LEVELS: Final = ("debug", "info", "warning", "error")
+
+# What a running turn gets to end in after SIGTERM. Kubernetes kills after 30 s.
+_GRACE_S: Final = 20.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Returns the exit status."""
+    arguments = _parser().parse_args(argv)
+    run: Callable[[argparse.Namespace], int] = arguments.run
+    try:
+        return run(arguments)
+    except SettingsError as error:
+        for fault in error.faults:
+            print(fault, file=sys.stderr)
+        return 1
+    except HomingError as error:
+        print(f"homing: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # Whoever read the output has seen enough; Python must not complain about it at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+# --- commands ---------------------------------------------------------------------------------------
+# Each imports what it needs when it runs, so that `homing --help` and `homing check` start at once.
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from router.settings.credentials import load_secrets
+    from router.settings.flags import config_from_flags
+    from router.settings.load import load_config
+
+    base = load_config(arguments.config) if arguments.config is not None else None
+    loaded = config_from_flags(
+        arguments.replica, arguments.policy, arguments.listen, arguments.admin, base=base
+    )
+    secrets = load_secrets(loaded, os.environ)
+    logging.basicConfig(
+        level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    return _run(_serve_until_stopped(loaded, secrets))
+
+
+async def _serve_until_stopped(loaded: "Loaded[RouterConfig]", secrets: "Secrets") -> int:
+    from router.wiring import Router
+
+    router = Router(loaded, secrets)
+    for notice in router.notices:
+        print(f"note: {notice}", file=sys.stderr)
+    stop = _stop_event()
+    try:
+        await router.start()
+        _announce(router)
+        await stop.wait()
+        print("homing: stopping; running turns may end", file=sys.stderr, flush=True)
+        await router.close(_GRACE_S)
+    finally:
+        await router.close()
+    return 0
+
+
+def _announce(router: "Router") -> None:
+    config = router.config
+    fleet = router.engine.replicas(router.clock.now())
+    well = sum(status.health == "healthy" for status in fleet)
+    print(
+        f"homing {__version__}: http://{config.listen.host}:{router.dataplane.port}"
+        f" -> {len(fleet)} replicas ({well} healthy), policy {router.engine.plans[0].name};"
+        f" admin http://{config.admin.listen.host}:{router.admin.port}",
+        flush=True,
+    )
+    for status in fleet:
+        if status.health != "healthy":
+            print(f"  {status.id} {status.url}: {status.health} {status.why}".rstrip(), flush=True)
+    if router.secrets.admin_token is None:
+        print(f"admin token for writes, made up for this run: {router.admin.token}", flush=True)
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from router.demo import run_demo
+
+    logging.basicConfig(level="WARNING", format="%(levelname)s %(name)s: %(message)s")
+    return _run(run_demo(keep=arguments.keep, stop_event=_stop_event))
+
+
+def _engine(arguments: argparse.Namespace) -> int:
+    from router.simulator.server import serve
+    from router.simulator.settings import ReplicaSettings
+
+    settings = ReplicaSettings(
+        name=arguments.name,
+        model=arguments.model,
+        block_size=arguments.block_size,
+        kv_blocks=arguments.kv_blocks,
+        host_kv_blocks=arguments.host_kv_blocks,
+        prefill_tps=arguments.prefill_tps,
+        decode_tps=arguments.decode_tps,
+        max_num_seqs=arguments.max_num_seqs,
+        batch_tokens=arguments.batch_tokens,
+        time_scale=arguments.time_scale,
+    )
+
+    def ready(url: str) -> None:
+        print(f"simulated replica {settings.name} ({settings.model}): {url}", flush=True)
+
+    return _run(serve(settings, arguments.host, arguments.port, ready=ready))
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from router.settings.check import check_files
+
+    result = check_files(arguments.files, os.environ)
+    for fault in result.faults:
+        print(fault)
+    for notice in result.notices:
+        print(f"note: {notice}")
+    if result.faults:
+        return 1
+    print(f"{len(arguments.files)} file{'s' if len(arguments.files) != 1 else ''}: no faults")
+    return 0
+
+
+def _schema(_arguments: argparse.Namespace) -> int:
+    from router.settings.check import schema
+
+    print(json.dumps(schema(), indent=2))
+    return 0
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    from router.explain import ask_admin, explain_here, render
+
+    try:
+        body = arguments.body.read_bytes() if str(arguments.body) != "-" else sys.stdin.buffer.read()
+    except OSError as error:
+        raise HomingError(f"{arguments.body}: {error.strerror}") from error
+    if arguments.admin is not None:
+        answer: Mapping[str, Any] = ask_admin(
+            arguments.admin,
+            body,
+            path=arguments.path,
+            session=arguments.session,
+            tenant=arguments.tenant,
+            token=os.environ.get("HOMING_ADMIN_TOKEN"),
+        )
+    else:
+        answer = _run(
+            explain_here(
+                arguments.config,
+                body,
+                path=arguments.path,
+                session=arguments.session,
+                tenant=arguments.tenant,
+            )
+        )
+    print(json.dumps(answer, indent=2) if arguments.json else render(answer))
+    return 0
+
+
+# --- plumbing ---------------------------------------------------------------------------------------
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on uvloop where it is installed, else on asyncio."""
+    try:
+        from uvloop import new_event_loop
+    except ImportError:  # Windows, or a Python without a wheel of it
+        return asyncio.run(work)
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(work)
+
+
+def _stop_event() -> asyncio.Event:
+    """Set by SIGINT or SIGTERM."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    return stop
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, with the command's help named in every usage error."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="homing",
+        description="A session-affinity router for vLLM: each turn goes to the replica that holds its KV.",
+        epilog="Exit status: 0 good, 1 input that was refused (with the reason), 2 usage.",
+    )
+    parser.add_argument("--version", action="version", version=f"homing {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    serve = commands.add_parser("serve", help="run the router")
+    serve.add_argument("-c", "--config", type=Path, metavar="FILE", help="configuration file (YAML)")
+    serve.add_argument(
+        "--replica",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="a vLLM server, http://host:port; may be repeated; enough without a config",
+    )
+    serve.add_argument("--policy", metavar="FILE|NAME", help="the default policy: a file, or a shipped one")
+    serve.add_argument("--listen", metavar="HOST:PORT", help="data port (default 127.0.0.1:8080)")
+    serve.add_argument("--admin", metavar="HOST:PORT", help="admin port (default 127.0.0.1:9090)")
+    serve.add_argument("--log-level", choices=_LEVELS, default="info")
+    serve.set_defaults(run=_serve)
+
+    demo = commands.add_parser("demo", help="three simulated replicas, the router, a few agent sessions")
+    demo.add_argument("--keep", action="store_true", help="leave it running afterwards")
+    demo.set_defaults(run=_demo)
+
+    engine = commands.add_parser("engine", help="run a simulated vLLM replica")
+    engine.add_argument("--host", default="127.0.0.1")
+    engine.add_argument("--port", type=_port, required=True)
+    engine.add_argument("--name", default="sim", help="what it calls itself")
+    engine.add_argument("--model", default="sim-model")
+    engine.add_argument("--block-size", type=int, default=16, metavar="TOKENS")
+    engine.add_argument("--kv-blocks", type=int, default=37_500, metavar="N", help="device KV")
+    engine.add_argument("--host-kv-blocks", type=int, default=0, metavar="N", help="host KV; 0 = none")
+    engine.add_argument(
+        "--prefill-tps", type=float, default=8000.0, metavar="N", help="prompt tokens a second"
+    )
+    engine.add_argument(
+        "--decode-tps", type=float, default=50.0, metavar="N", help="tokens a second a sequence"
+    )
+    engine.add_argument("--max-num-seqs", type=int, default=256, metavar="N")
+    engine.add_argument("--batch-tokens", type=int, default=8192, metavar="N")
+    engine.add_argument(
+        "--time-scale", type=float, default=1.0, metavar="X", help="simulated seconds a real second"
+    )
+    engine.set_defaults(run=_engine)
+
+    check = commands.add_parser("check", help="check config and policy files: all faults at once")
+    check.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    check.set_defaults(run=_check)
+
+    explain = commands.add_parser("explain", help="where a request would go and why; nothing is sent")
+    source = explain.add_mutually_exclusive_group(required=True)
+    source.add_argument("-c", "--config", type=Path, metavar="FILE", help="a fresh router with this config")
+    source.add_argument("--admin", metavar="URL", help="a running router's admin port")
+    explain.add_argument(
+        "body", type=Path, metavar="BODY.json", help="the request body; - for standard input"
+    )
+    explain.add_argument("--session", metavar="ID", help="the session id that the client would send")
+    explain.add_argument("--tenant", metavar="NAME")
+    explain.add_argument("--path", default="/v1/chat/completions")
+    explain.add_argument("--json", action="store_true", help="print JSON")
+    explain.set_defaults(run=_explain)
+
+    schema = commands.add_parser("schema", help="print the JSON schema of config and policy files")
+    schema.set_defaults(run=_schema)
+    return parser
+
+
+def _port(text: str) -> int:
+    port = int(text) if text.isdigit() else -1
+    if not 0 <= port <= 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port, 0 to 65535")
+    return port
+
+
+if __name__ == "__main__":
+    sys.exit(main())

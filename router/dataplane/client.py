@@ -1,0 +1,453 @@
+"""One client connection: parses requests, runs them one after the other, writes what they answer.
+
+Requests that a client sends ahead (pipelining) wait their turn and are answered in order.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+import httptools
+
+from router.base.errors import ErrorKind, Refused
+from router.dataplane.departure import CHECK_AFTER_S, INTERIM, has_left
+from router.dataplane.exchange import Exchange, Phase
+from router.dataplane.head import Head, read_head
+from router.dataplane.problems import HttpRefused, body_of, status_line, status_of
+
+if TYPE_CHECKING:
+    from router.dataplane.server import DataPlane
+
+_log = logging.getLogger(__name__)
+
+# What a client may send ahead of the answer it waits for, in bytes, before it is no longer read.
+_AHEAD: Final = 64 * 1024
+
+# After a refusal that leaves the request unread: how much more is read and thrown away, and for how long,
+# so that the client sees the answer instead of a reset.
+_LINGER_BYTES: Final = 1 << 20
+_LINGER_S: Final = 1.0
+
+_NEVER: Final = float("inf")
+
+
+class _StopError(Exception):
+    """Ends the parsing of a request that is refused; the refusal is kept on the connection."""
+
+
+class Reading(Enum):
+    """What the connection is being read for."""
+
+    IDLE = 1
+    """The next request."""
+    HEAD = 2
+    BODY = 3
+    NOTHING = 4
+    """The last answer is out, or going out; what still comes is thrown away."""
+
+
+class ClientConnection(asyncio.Protocol):
+    """Reads requests and owns the one exchange in progress."""
+
+    __slots__ = (
+        "_ahead",
+        "_body",
+        "_body_bytes",
+        "_eof",
+        "_exchange",
+        "_head",
+        "_head_bytes",
+        "_headers",
+        "_latest",
+        "_lingered",
+        "_looping",
+        "_parser",
+        "_plane",
+        "_progress_seen",
+        "_queue",
+        "_read_paused",
+        "_reading",
+        "_refusal",
+        "_socket",
+        "_transport",
+        "_url",
+        "deadline",
+        "keep_alive",
+        "progress",
+        "write_paused",
+    )
+
+    def __init__(self, plane: "DataPlane") -> None:
+        self._plane = plane
+        self._transport: asyncio.Transport | None = None
+        self._socket = None
+        self._parser = httptools.HttpRequestParser(self)
+        self._exchange: Exchange | None = None
+        self._queue: deque[tuple[Head, bytes, bool]] = deque()
+        self._ahead = bytearray()
+        self._read_paused = False
+        self._reading = Reading.IDLE
+        self._refusal: Refused | None = None
+        self._eof = False
+        self._lingered = 0
+        self._looping = False
+        self.keep_alive = True
+        """Whether the request in progress lets the connection live on."""
+        self.progress = 0
+        """Counts pieces of the answer, so that the sweep can tell a slow one from one that stands still."""
+        self._progress_seen = 0
+        self.write_paused = False
+        """Whether the client reads slower than it is written to."""
+        self.deadline = _NEVER
+        """When `on_deadline` is due, in the loop's seconds."""
+        self._latest = _NEVER
+        self._begin_head()
+
+    def _begin_head(self) -> None:
+        self._url = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._head_bytes = 0
+        self._head: Head | None = None
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+
+    # --- asyncio ------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment] # uvloop's own class, same interface
+        self._socket = transport.get_extra_info("socket")
+        self.deadline = asyncio.get_running_loop().time() + self._plane.limits.idle_s
+        self._plane.connections.add(self)
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        self._plane.connections.discard(self)
+        self._plane.give_back(self._body_bytes)
+        for _, content, _ in self._queue:
+            self._plane.give_back(len(content))
+        self._queue.clear()
+        self._body_bytes = 0
+        self._transport = None
+        self._reading = Reading.NOTHING
+        if self._exchange is not None:
+            self._exchange.client_left()
+
+    def data_received(self, data: bytes) -> None:
+        if self._reading is Reading.NOTHING:
+            self._lingered += len(data)
+            if self._lingered > _LINGER_BYTES and self._exchange is None:
+                self._close()
+            return
+        if self._exchange is not None:
+            self._ahead += data
+            if len(self._ahead) > _AHEAD and self._transport is not None:
+                self._read_paused = True
+                self._transport.pause_reading()
+            return
+        self._feed(data)
+        if self._queue or self._refusal is not None:
+            self._next()
+
+    def eof_received(self) -> bool:
+        self._eof = True
+        if self._exchange is None or self._exchange.phase is Phase.OVER:
+            return False
+        self._probe()
+        return True
+
+    def pause_writing(self) -> None:
+        self.write_paused = True
+        if self._exchange is not None:
+            self._exchange.pause()
+
+    def resume_writing(self) -> None:
+        self.write_paused = False
+        if self._exchange is not None:
+            self._exchange.resume()
+
+    # --- has the client left? -----------------------------------------------------------------------
+
+    def _probe(self) -> None:
+        assert self._exchange is not None
+        if probe := self._exchange.probe:
+            self.write(probe)
+        loop = asyncio.get_running_loop()
+        for delay in CHECK_AFTER_S:
+            loop.call_later(delay, self._check_departure)
+
+    def _check_departure(self) -> None:
+        if self._transport is not None and self._exchange is not None and has_left(self._socket):
+            self._transport.abort()
+
+    @property
+    def interim(self) -> bytes:
+        """An interim response, if the client's version of HTTP knows them."""
+        return INTERIM if self._parser.get_http_version() == "1.1" else b""
+
+    # --- reading requests ---------------------------------------------------------------------------
+
+    def _feed(self, data: bytes) -> None:
+        if self._reading is Reading.IDLE:
+            self._reading = Reading.HEAD
+            self.deadline = asyncio.get_running_loop().time() + self._plane.limits.head_s
+        if self._reading is Reading.HEAD:
+            self._head_bytes += len(data)
+        elif self._reading is Reading.BODY:
+            self.deadline = asyncio.get_running_loop().time() + self._plane.limits.idle_s
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError as error:
+            if not isinstance(error.__context__, _StopError):
+                raise
+        except httptools.HttpParserUpgrade:
+            # `read_head` has refused it already unless nothing of it was read.
+            self._refusal = self._refusal or HttpRefused(
+                501, "protocol upgrades are not supported", code="upgrade"
+            )
+        except httptools.HttpParserError as error:
+            self._refusal = Refused(ErrorKind.BAD_REQUEST, f"malformed HTTP request: {error}")
+        else:
+            if self._reading is Reading.HEAD and self._head_bytes > self._plane.limits.head:
+                self._refusal = self._head_too_large()
+        if self._refusal is not None:
+            self._reading = Reading.NOTHING
+            self._plane.give_back(self._body_bytes)
+            self._body = []
+            self._body_bytes = 0
+
+    def _head_too_large(self) -> Refused:
+        return HttpRefused(
+            431,
+            f"the request head is over {self._plane.limits.head} bytes (limits.head)",
+            code="head_too_large",
+        )
+
+    def on_message_begin(self) -> None:
+        self._reading = Reading.HEAD
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._reading is Reading.BODY:
+            return  # a trailer: nothing in it is for a router
+        self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        plane = self._plane
+        try:
+            if self._head_bytes > plane.limits.head:
+                # One read can hold more than this head, so it is measured before it is refused.
+                size = len(self._url) + sum(len(name) + len(value) + 4 for name, value in self._headers)
+                if size > plane.limits.head:
+                    raise self._head_too_large()
+            head = read_head(
+                self._parser.get_method(),
+                self._url,
+                self._parser.get_http_version(),
+                self._headers,
+                session_headers=plane.routing.session_headers,
+                tenant_header=plane.tenant_header,
+            )
+            if head.has_body:
+                plane.tenant_of(head)
+                self._check_length()
+                if head.expects_continue:
+                    self._continue()
+        except Refused as refusal:
+            self._refusal = refusal
+            raise _StopError from None
+        self._head = head
+        self._reading = Reading.BODY
+
+    def _check_length(self) -> None:
+        for name, value in self._headers:
+            if name == b"content-length" and int(value) > self._plane.limits.body:
+                raise self._body_too_large()
+
+    def _body_too_large(self) -> Refused:
+        return HttpRefused(
+            413,
+            f"the request body is over {self._plane.limits.body} bytes (limits.body)",
+            code="body_too_large",
+        )
+
+    def _continue(self) -> None:
+        if self._exchange is None and not self._queue and self._transport is not None:
+            self._transport.write(INTERIM)
+
+    def on_body(self, piece: bytes) -> None:
+        size = len(piece)
+        try:
+            if self._body_bytes + size > self._plane.limits.body:
+                raise self._body_too_large()
+            self._plane.hold(size)
+        except Refused as refusal:
+            self._refusal = refusal
+            raise _StopError from None
+        self._body_bytes += size
+        self._body.append(piece)
+
+    def on_message_complete(self) -> None:
+        head = self._head
+        if head is None:
+            return  # refused at its head
+        body = self._body
+        content = body[0] if len(body) == 1 else b"".join(body)
+        self._queue.append((head, content, self._parser.should_keep_alive()))
+        self._begin_head()
+        self._reading = Reading.IDLE
+
+    # --- running requests ---------------------------------------------------------------------------
+
+    def _next(self) -> None:
+        """Run the requests that are whole, one after the other; refuse once the good ones are done."""
+        if self._looping:
+            return
+        self._looping = True
+        try:
+            self._run_queue()
+        finally:
+            self._looping = False
+
+    def _run_queue(self) -> None:
+        limits = self._plane.limits
+        while self._exchange is None and self._transport is not None:
+            if self._reading is Reading.NOTHING and self._refusal is None and not self._queue:
+                return
+            if self._queue:
+                head, content, self.keep_alive = self._queue.popleft()
+                self._run(head, content)
+            elif self._refusal is not None:
+                self._refuse(self._refusal)
+                return
+            elif self._ahead:
+                ahead, self._ahead = bytes(self._ahead), bytearray()
+                if self._read_paused:
+                    self._read_paused = False
+                    self._transport.resume_reading()
+                self._feed(ahead)
+            elif self._eof:
+                self._close()
+                return
+            else:
+                limit = limits.head_s if self._reading is Reading.HEAD else limits.idle_s
+                self.deadline = asyncio.get_running_loop().time() + limit
+                return
+
+    def _run(self, head: Head, content: bytes) -> None:
+        self.deadline = _NEVER
+        total_s = self._plane.limits.total_s
+        if total_s is not None:
+            self._latest = asyncio.get_running_loop().time() + total_s
+        exchange = self._exchange = Exchange(self._plane, self, head, content)
+        try:
+            exchange.start()
+        except Exception:  # noqa: BLE001 - one request's fault must not cost the others their connection
+            _log.exception("a request failed in the router itself")
+            exchange.fault()
+
+    def _refuse(self, refusal: Refused) -> None:
+        """Answer what could not be read as a request, and close: where it ends is in doubt."""
+        self._refusal = None
+        body = body_of(refusal, anthropic=self._url.startswith(b"/v1/messages"))
+        retry = (
+            b"retry-after: %d\r\n" % max(1, round(refusal.retry_after_s))
+            if refusal.retry_after_s is not None
+            else b""
+        )
+        self.write(
+            b"%bcontent-type: application/json\r\n%bcontent-length: %d\r\nconnection: close\r\n\r\n%b"
+            % (status_line(status_of(refusal)), retry, len(body), body)
+        )
+        self._linger()
+
+    def _linger(self) -> None:
+        """Say that no more will be sent, and read on for a moment so that the answer is not lost."""
+        self._reading = Reading.NOTHING
+        if self._transport is None:
+            return
+        self.deadline = asyncio.get_running_loop().time() + _LINGER_S
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        else:
+            self._close()
+
+    def _close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def stop(self) -> None:
+        """The router stops: close when nothing runs, or after the answer in progress."""
+        self.keep_alive = False
+        if self._exchange is None:
+            self._close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- for the exchange ---------------------------------------------------------------------------
+
+    def write(self, data: bytes) -> None:
+        """Send bytes to the client; dropped if it has gone."""
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def await_answer(self) -> None:
+        """A replica has the request: the time to its first byte runs."""
+        self.deadline = asyncio.get_running_loop().time() + self._plane.limits.first_byte_s
+        self._progress_seen = self.progress
+
+    def finished(self, *, keep: bool) -> None:
+        """The exchange is over."""
+        self._exchange = None
+        self.deadline = _NEVER
+        if self._transport is None:
+            return
+        if not keep:
+            self._close_after_answer()
+        else:
+            self._next()
+
+    def _close_after_answer(self) -> None:
+        self._queue_dropped()
+        if self._ahead or self._reading is not Reading.IDLE:
+            self._linger()
+        else:
+            self._close()
+
+    def _queue_dropped(self) -> None:
+        for _, content, _ in self._queue:
+            self._plane.give_back(len(content))
+        self._queue.clear()
+        self._refusal = None
+
+    # --- time ---------------------------------------------------------------------------------------
+
+    def on_sweep(self, now: float) -> None:
+        """Called a few times a second: act on what took too long."""
+        if self._exchange is not None:
+            if self._eof:
+                self._check_departure()
+            if now >= self._latest:
+                self._exchange.timed_out(f"the answer was not complete in {self._plane.limits.total_s:g} s (limits.total)")
+                return
+        if self.deadline > now or self._transport is None:
+            return
+        if self._exchange is not None:
+            if self.progress != self._progress_seen or self._transport.get_write_buffer_size():
+                # The answer moves, or it is the client that does not read.
+                self._progress_seen = self.progress
+                self.deadline = now + self._plane.limits.first_byte_s
+            else:
+                self._exchange.timed_out(f"nothing came for {self._plane.limits.first_byte_s:g} s (limits.first_byte)")
+        elif self._reading is Reading.HEAD or self._reading is Reading.BODY:
+            what = "head" if self._reading is Reading.HEAD else "body"
+            self._refusal = HttpRefused(408, f"the request {what} did not arrive in time", code="timeout")
+            self._reading = Reading.NOTHING
+            self._next()
+        else:
+            self._close()

@@ -1,0 +1,517 @@
+"""One request, from the moment it is whole to the last byte of its answer.
+
+An exchange is *waiting* while nothing has gone to the client, so that a failed replica can be replaced;
+*answering* once bytes have gone out, so that a failure can only be told; then *over*. It holds the ticket
+of the running attempt and ends it exactly once, on every path.
+"""
+
+import asyncio
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+from router.base.errors import ErrorKind, Refused
+from router.base.ids import ReplicaId
+from router.core.engine import Ticket
+from router.core.observe import Outcome, Usage
+from router.dataplane.answer import StreamReader, read_body
+from router.dataplane.head import Head
+from router.dataplane.problems import body_of, event_of, status_line, status_of
+from router.dataplane.routing import Routed
+from router.dataplane.upstream import ResponseHead, UpstreamConnection
+
+if TYPE_CHECKING:
+    from router.dataplane.client import ClientConnection
+    from router.dataplane.pool import Pool
+    from router.dataplane.server import DataPlane
+
+# Statuses that say that the replica cannot serve now, not that the request is wrong.
+_MOVES_ON: Final = frozenset({500, 502, 503, 504})
+
+_BODILESS: Final = frozenset({204, 304})
+
+# A server that closed an idle connection answers a request on it with a reset, within a round trip. One
+# that breaks later than this had the request in hand.
+_STALE_S: Final = 0.1
+
+
+class Phase(Enum):
+    """How far an exchange is."""
+
+    WAITING = 1
+    ANSWERING = 2
+    OVER = 3
+
+
+class Exchange:
+    """Relays one request to a replica and the answer to its client."""
+
+    __slots__ = (
+        "_accepted",
+        "_chunked",
+        "_client",
+        "_content",
+        "_failed",
+        "_head",
+        "_keep",
+        "_opening",
+        "_outcomes",
+        "_plane",
+        "_pool",
+        "_prepared",
+        "_reader",
+        "_request_id",
+        "_resent",
+        "_response",
+        "_reused",
+        "_routed",
+        "_sent_at",
+        "_ticket",
+        "_upstream",
+        "_whole",
+        "_whole_bytes",
+        "held",
+        "phase",
+    )
+
+    def __init__(self, plane: "DataPlane", client: "ClientConnection", head: Head, content: bytes) -> None:
+        self._plane = plane
+        self._client = client
+        self._head = head
+        self._content: bytes | None = content
+        self.held = len(content)
+        """Request bytes that count against the plane's budget until the answer begins."""
+        self.phase = Phase.WAITING
+        self._keep = True
+        self._request_id = b""
+        self._routed: Routed | None = None
+        self._ticket: Ticket | None = None
+        self._pool: Pool | None = None
+        self._upstream: UpstreamConnection | None = None
+        self._opening: asyncio.Task[object] | None = None
+        self._sent_at = 0.0
+        self._reused = False
+        self._resent = False
+        self._failed: tuple[ReplicaId, ...] = ()
+        self._outcomes: tuple[Outcome, ...] = ()
+        self._response: ResponseHead | None = None
+        self._prepared: bytes | None = None
+        self._accepted = False
+        self._chunked = False
+        self._reader: StreamReader | None = None
+        self._whole: list[bytes] | None = None
+        self._whole_bytes = 0
+
+    # --- towards the replica ------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Answer the request here, or route it and send it on."""
+        plane, head = self._plane, self._head
+        self._request_id = plane.claim_request_id(head.request_id)
+        assert self._content is not None
+        try:
+            tenant = plane.tenant_of(head)
+            local = plane.local.answer(head)
+            if local is not None:
+                self._respond(*local)
+                return
+            self._routed = plane.routing.route(head, self._content, tenant, self._request_id)
+            self._content = None
+            self._attempt()
+        except Refused as refusal:
+            self._refuse(refusal)
+
+    def _attempt(self) -> None:
+        """Choose a replica and send the turn there. Raises `Refused`."""
+        routed = self._routed
+        assert routed is not None
+        ticket = self._plane.engine.admit(
+            routed.turn, self._plane.clock.now(), plan=routed.plan, failed=self._failed
+        )
+        self._ticket = ticket
+        self._resent = False
+        self._dispatch(reuse=True)
+
+    def _dispatch(self, *, reuse: bool) -> None:
+        assert self._ticket is not None
+        self._pool = pool = self._plane.pools[self._ticket.decision.replica]
+        connection = pool.take(asyncio.get_running_loop().time()) if reuse else None
+        if connection is not None:
+            self._reused = True
+            self._send(connection)
+        else:
+            self._reused = False
+            self._opening = self._plane.tasks.spawn(self._open(), name=f"connect {pool.replica}")
+
+    async def _open(self) -> None:
+        """Make a new connection and send, or count the replica as failed."""
+        pool = self._pool
+        assert pool is not None
+        try:
+            connection = await pool.connect()
+        except OSError as error:
+            self._opening = None
+            outcome = Outcome.DIED if self._resent and self._held_by_replica() else Outcome.CONNECT_FAILED
+            self._attempt_failed(outcome, f"cannot be reached: {error or 'timed out'}")
+            return
+        self._opening = None
+        self._send(connection)
+
+    def _send(self, connection: UpstreamConnection) -> None:
+        routed, pool = self._routed, self._pool
+        assert routed is not None
+        assert pool is not None
+        self._upstream = connection
+        self._sent_at = self._plane.clock.now()
+        self._client.await_answer()
+        head = routed.head_start + pool.head_suffix + routed.head_end
+        connection.send(self, (head, *routed.body), head_only=self._head.method == b"HEAD")
+        if self._client.write_paused:
+            connection.pause()
+
+    def _held_by_replica(self) -> bool:
+        return self._plane.clock.now() - self._sent_at > _STALE_S
+
+    # --- from the replica ---------------------------------------------------------------------------
+
+    def on_head(self, head: ResponseHead) -> None:
+        """The response head is here. It goes to the client with the first piece of the body, so that a
+        replica that dies between the two can still be replaced."""
+        ticket, routed = self._ticket, self._routed
+        assert ticket is not None
+        assert routed is not None
+        status = head.status
+        if status in _MOVES_ON and self._move_on(Outcome.SERVER_ERROR):
+            return
+        self._response = head
+        has_body = status not in _BODILESS and self._head.method != b"HEAD"
+        length = head.length if has_body else None
+        framing: bytes | None = None
+        if has_body and status < 300 and routed.dialect is not None and not head.content_encoding:
+            content_type = head.content_type
+            if content_type.startswith(b"text/event-stream"):
+                self._reader = StreamReader(routed.dialect, hide_usage=routed.hide_usage)
+                length = None
+            elif content_type.startswith(b"application/json"):
+                self._whole = []
+                framing = b""  # known when the body is whole
+        if framing is None:
+            if not has_body:
+                framing = b"content-length: %d\r\n" % head.length if head.length is not None else b""
+            elif length is not None:
+                framing = b"content-length: %d\r\n" % length
+            elif self._head.version == "1.1":
+                self._chunked = True
+                framing = b"transfer-encoding: chunked\r\n"
+            else:
+                self._keep = False
+                framing = b""
+        decision = ticket.decision
+        self._prepared = b"".join(
+            (
+                status_line(status),
+                *head.forward,
+                b"x-homing-replica: ",
+                decision.replica.encode("latin-1"),
+                b"\r\nx-homing-decision: ",
+                decision.kind.value.encode("ascii"),
+                b"\r\nx-request-id: ",
+                self._request_id,
+                b"\r\n",
+                framing,
+            )
+        )
+
+    def on_piece(self, piece: bytes) -> None:
+        """Some of the response body is here."""
+        reader = self._reader
+        if reader is not None:
+            piece = reader.feed(piece)
+            if not self._accepted and reader.saw_content:
+                self._accept()
+        elif self._whole is not None:
+            self._whole.append(piece)
+            self._whole_bytes += len(piece)
+            if self._whole_bytes > self._plane.limits.body:
+                self._give_up(
+                    Outcome.CUT,
+                    Refused(
+                        ErrorKind.UPSTREAM_FAILED,
+                        f"the replica's answer is over {self._plane.limits.body} bytes, the router's limit",
+                    ),
+                )
+            return
+        elif not self._accepted:
+            self._accept()
+        client = self._client
+        client.progress += 1
+        if not piece:
+            return
+        if self._prepared is not None:
+            self._begin()
+        if self._chunked:
+            client.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+        else:
+            client.write(piece)
+
+    def on_end(self) -> None:
+        """The response is complete."""
+        self._upstream = None
+        ticket, response = self._ticket, self._response
+        assert ticket is not None
+        assert response is not None
+        client = self._client
+        usage: Usage | None = None
+        response_id: str | None = None
+        if self._reader is not None:
+            reader = self._reader
+            rest = reader.end()
+            usage, response_id = reader.usage, reader.response_id
+            if not reader.finished:
+                if rest:
+                    self._write_rest(rest)
+                self._broken("ended its stream before the end of the answer", Outcome.CUT)
+                return
+            if rest:
+                self._write_rest(rest)
+        elif self._whole is not None:
+            assert self._routed is not None
+            assert self._routed.dialect is not None
+            answer = read_body(self._routed.dialect, b"".join(self._whole))
+            usage, response_id = answer.usage, answer.response_id
+            assert self._prepared is not None
+            self._prepared += b"content-length: %d\r\n" % len(answer.body)
+            self._begin(answer.body)
+        if self._prepared is not None:
+            self._begin()
+        if self._chunked:
+            client.write(b"0\r\n\r\n")
+        if response.status < 300:
+            if not self._accepted:
+                self._accept()
+            if response_id is not None and self._routed is not None:
+                self._plane.engine.stored(self._routed.turn.tenant, response_id, ticket)
+        self._over(_outcome_of(response.status), usage)
+
+    def _write_rest(self, rest: bytes) -> None:
+        """What the reader still held, at the end of the stream."""
+        if self._prepared is not None:
+            self._begin()
+        self._client.write(b"%x\r\n%b\r\n" % (len(rest), rest) if self._chunked else rest)
+
+    def on_broken(self, why: str, *, answered: bool) -> None:
+        """The connection to the replica is gone before the end of the answer."""
+        self._upstream = None
+        if self._reused and not answered and not self._resent and self.phase is Phase.WAITING:
+            # The replica closed an idle connection as the request was on its way: it goes again.
+            self._resent = True
+            self._dispatch(reuse=False)
+            return
+        self._opening = self._plane.tasks.spawn(self._look_after(why), name="look after a broken replica")
+
+    async def _look_after(self, why: str) -> None:
+        """A replica broke off. Whether it died decides whether the turn may go to another one."""
+        pool = self._pool
+        assert pool is not None
+        try:
+            connection = await pool.connect()
+        except OSError:
+            outcome = Outcome.DIED
+        else:
+            outcome = Outcome.CUT
+            pool.put(connection, asyncio.get_running_loop().time())
+        self._opening = None
+        self._broken(why, outcome)
+
+    def _broken(self, why: str, outcome: Outcome) -> None:
+        if self.phase is Phase.WAITING:
+            self._attempt_failed(outcome, why)
+            return
+        assert self._ticket is not None
+        refusal = Refused(ErrorKind.UPSTREAM_FAILED, f"replica {self._ticket.decision.replica} {why}")
+        self._give_up(outcome, refusal)
+
+    # --- failing ------------------------------------------------------------------------------------
+
+    def _move_on(self, outcome: Outcome) -> bool:
+        """End this attempt and begin the next; false if there is none, and the attempt is ended all the
+        same."""
+        plane, ticket, routed = self._plane, self._ticket, self._routed
+        assert ticket is not None
+        assert routed is not None
+        now = plane.clock.now()
+        ticket.end(outcome, now)
+        self._outcomes += (outcome,)
+        self._failed += (ticket.decision.replica,)
+        if not plane.engine.may_retry(self._outcomes, now, plan=routed.plan):
+            return False
+        try:
+            following = plane.engine.admit(routed.turn, now, plan=routed.plan, failed=self._failed)
+        except Refused:
+            return False
+        if self._upstream is not None:
+            self._upstream.abort()
+            self._upstream = None
+        self._forget_answer()
+        self._ticket = following
+        self._resent = False
+        self._dispatch(reuse=True)
+        return True
+
+    def _attempt_failed(self, outcome: Outcome, why: str) -> None:
+        """Nothing has gone to the client and this replica will not answer: try another, or say so."""
+        assert self._ticket is not None
+        replica = self._ticket.decision.replica
+        if self._move_on(outcome):
+            return
+        tried = "" if len(self._failed) < 2 else f" (tried: {', '.join(self._failed)})"
+        hint = ""
+        if outcome is Outcome.DIED:
+            hint = (
+                "; the turn was not tried elsewhere, since a prompt that fells one engine may fell others:"
+                " send it again if it is not to blame"
+            )
+        self._forget_answer()
+        self._refuse(Refused(ErrorKind.UPSTREAM_FAILED, f"replica {replica} {why}{tried}{hint}"))
+
+    def _forget_answer(self) -> None:
+        self._response = None
+        self._prepared = None
+        self._reader = None
+        self._whole = None
+        self._whole_bytes = 0
+        self._chunked = False
+        self._accepted = False
+        self._keep = True
+
+    def timed_out(self, why: str) -> None:
+        """The answer took too long; `why` in words."""
+        replica = self._ticket.decision.replica if self._ticket is not None else "?"
+        self._give_up(Outcome.TIMEOUT, Refused(ErrorKind.UPSTREAM_TIMEOUT, f"replica {replica}: {why}"))
+
+    def _give_up(self, outcome: Outcome, refusal: Refused) -> None:
+        """Leave the replica and tell the client: in a response of its own, or in the one that has begun."""
+        self._leave_replica()
+        if self.phase is Phase.WAITING:
+            if self._ticket is not None:
+                self._ticket.end(outcome, self._plane.clock.now())
+            self._forget_answer()
+            self._refuse(refusal)
+            return
+        client, reader = self._client, self._reader
+        if reader is None:
+            # A body of another kind: only its broken framing can say that it is not whole.
+            self._keep = False
+            self._over(outcome, None)
+            return
+        event = event_of(refusal, anthropic=self._anthropic())
+        if self._chunked:
+            client.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event))
+        else:
+            client.write(event)
+        self._over(outcome, reader.usage)
+
+    def fault(self) -> None:
+        """The router itself failed on this request. Speaks against no replica."""
+        if self.phase is not Phase.OVER:
+            self._give_up(
+                Outcome.CANCELLED,
+                Refused(ErrorKind.INTERNAL, "the router failed on this request; see its log"),
+            )
+
+    def client_left(self) -> None:
+        """Nobody waits for the answer: the replica may stop at once."""
+        if self.phase is Phase.OVER:
+            return
+        self._leave_replica()
+        self._keep = False
+        self._over(Outcome.CANCELLED, self._reader.usage if self._reader is not None else None)
+
+    def _leave_replica(self) -> None:
+        if self._opening is not None:
+            self._opening.cancel()
+            self._opening = None
+        if self._upstream is not None:
+            self._upstream.abort()
+            self._upstream = None
+
+    # --- towards the client -------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """The client reads slower than the replica writes."""
+        if self._upstream is not None:
+            self._upstream.pause()
+
+    def resume(self) -> None:
+        """The client has caught up."""
+        if self._upstream is not None:
+            self._upstream.resume()
+
+    @property
+    def probe(self) -> bytes:
+        """A byte or more that can go to the client now without meaning; empty if there is none."""
+        return self._client.interim if self.phase is Phase.WAITING else (b"0" if self._chunked else b"")
+
+    def _accept(self) -> None:
+        self._accepted = True
+        assert self._ticket is not None
+        assert self._response is not None
+        if self._response.status < 300:
+            self._ticket.first_byte(self._plane.clock.now())
+
+    def _begin(self, body: bytes = b"") -> None:
+        """Send the head. From here on the turn cannot move."""
+        assert self._prepared is not None
+        prepared, self._prepared = self._prepared, None
+        self.phase = Phase.ANSWERING
+        self._plane.release(self)
+        if self._routed is not None:
+            self._routed.body = ()
+        self._client.write(prepared + self._connection_line() + body)
+
+    def _connection_line(self) -> bytes:
+        client = self._client
+        if not (self._keep and client.keep_alive):
+            self._keep = False
+            return b"connection: close\r\n\r\n"
+        return b"connection: keep-alive\r\n\r\n" if self._head.version == "1.0" else b"\r\n"
+
+    def _refuse(self, refusal: Refused) -> None:
+        """Answer with a problem."""
+        extra = b""
+        if refusal.retry_after_s is not None:
+            extra = b"retry-after: %d\r\n" % max(1, round(refusal.retry_after_s))
+        if refusal.kind is ErrorKind.UNAUTHORIZED:
+            extra += b"www-authenticate: Bearer\r\n"
+        self._respond(status_of(refusal), body_of(refusal, anthropic=self._anthropic()), extra)
+
+    def _respond(self, status: int, body: bytes, extra: bytes = b"") -> None:
+        """Answer without a replica."""
+        self._prepared = (
+            b"%bcontent-type: application/json\r\n%bx-request-id: %b\r\ncontent-length: %d\r\n"
+            % (
+                status_line(status),
+                extra,
+                self._request_id,
+                len(body),
+            )
+        )
+        self._begin(body if self._head.method != b"HEAD" else b"")
+        self._over(None, None)
+
+    def _anthropic(self) -> bool:
+        return self._head.path.startswith("/v1/messages")
+
+    def _over(self, outcome: Outcome | None, usage: Usage | None) -> None:
+        """The one ending."""
+        self.phase = Phase.OVER
+        if self._ticket is not None and outcome is not None:
+            self._ticket.end(outcome, self._plane.clock.now(), usage)
+        self._plane.release(self)
+        self._plane.release_request_id(self._request_id)
+        self._client.finished(keep=self._keep)
+
+
+def _outcome_of(status: int) -> Outcome:
+    if status < 400:
+        return Outcome.COMPLETED
+    return Outcome.CLIENT_ERROR if status < 500 else Outcome.SERVER_ERROR

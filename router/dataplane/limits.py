@@ -1,0 +1,30 @@
+"""The bounds that the data plane holds every client and replica to."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Sizes in bytes, times in seconds. The defaults are those of the configuration file."""
+
+    body: int = 64 * 2**20
+    """One request body, or one answer that must be held whole."""
+    held_bytes: int = 2 * 2**30
+    """All request bodies held at once, over all clients."""
+    head: int = 64 * 2**10
+    """One request or response head."""
+    first_byte_s: float = 600.0
+    """From dispatch to the first answer byte, and between two pieces of an answer."""
+    total_s: float | None = None
+    """From the request to the end of its answer; `None` = no limit."""
+    idle_s: float = 75.0
+    """A client connection without a request, and an upload that stands still."""
+    head_s: float = 20.0
+    """From the first byte of a request head to its end."""
+    connect_s: float = 3.0
+    """One connection attempt to a replica."""
+    upstream_idle_s: float = 4.0
+    """An idle connection to a replica is dropped after this: uvicorn closes its own after 5 s, and a
+    request sent into that close is lost."""
+    upstream_idle_connections: int = 512
+    """Idle connections kept a replica."""

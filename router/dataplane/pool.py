@@ -1,0 +1,89 @@
+"""Connections to one replica: idle ones kept for a little, new ones made within a time limit."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from router.base.ids import ReplicaId
+from router.dataplane.limits import Limits
+from router.dataplane.upstream import UpstreamConnection
+
+
+class Pool:
+    """Idle connections of one replica, last in first out, so that the spare ones age out."""
+
+    __slots__ = ("_closed", "_host", "_idle", "_limits", "_open", "_port", "head_suffix", "replica")
+
+    def __init__(self, replica: ReplicaId, url: str, limits: Limits, *, api_key: str | None) -> None:
+        parts = urlsplit(url)
+        self.replica = replica
+        self._host = parts.hostname or ""
+        self._port = parts.port or 80
+        self._limits = limits
+        self._idle: deque[UpstreamConnection] = deque()
+        self._open: set[UpstreamConnection] = set()
+        self._closed = False
+        authorization = f"authorization: Bearer {api_key}\r\n" if api_key else ""
+        self.head_suffix = f" HTTP/1.1\r\nhost: {parts.netloc}\r\n{authorization}".encode("latin-1")
+        """What follows the target in every request head to this replica."""
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def take(self, now: float) -> UpstreamConnection | None:
+        """An idle connection that the replica has not had time to close, or `None`."""
+        idle = self._idle
+        while idle:
+            connection = idle.pop()
+            if connection.usable and now - connection.idle_since < self._limits.upstream_idle_s:
+                return connection
+            connection.abort()
+        return None
+
+    def put(self, connection: UpstreamConnection, now: float) -> None:
+        """Keep a connection whose exchange ended well."""
+        if self._closed or len(self._idle) >= self._limits.upstream_idle_connections:
+            connection.abort()
+            return
+        connection.idle_since = now
+        self._idle.append(connection)
+
+    async def connect(self) -> UpstreamConnection:
+        """A new connection. Raises `OSError` (`TimeoutError` included) where none can be made."""
+        loop = asyncio.get_running_loop()
+        make: Callable[[], UpstreamConnection] = lambda: UpstreamConnection(self, self._limits.head)  # noqa: E731
+        async with asyncio.timeout(self._limits.connect_s):
+            _, connection = await loop.create_connection(make, self._host, self._port)
+        return connection
+
+    def opened(self, connection: UpstreamConnection) -> None:
+        """A connection was made."""
+        self._open.add(connection)
+
+    def lost(self, connection: UpstreamConnection) -> None:
+        """A connection is gone."""
+        self._open.discard(connection)
+        if connection.idle_since:
+            try:
+                self._idle.remove(connection)
+            except ValueError:
+                return
+
+    def sweep(self, now: float) -> None:
+        """Close what has been idle too long, oldest first."""
+        idle = self._idle
+        while idle and now - idle[0].idle_since >= self._limits.upstream_idle_s:
+            idle.popleft().abort()
+
+    def retire(self) -> None:
+        """Close the idle connections, and each one in use when its exchange has ended."""
+        self._closed = True
+        while self._idle:
+            self._idle.popleft().abort()
+
+    def close(self) -> None:
+        """Close every connection, those in use as well."""
+        self.retire()
+        for connection in tuple(self._open):
+            connection.abort()

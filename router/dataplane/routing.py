@@ -1,0 +1,172 @@
+"""From a request to a turn: which policy, which session, which bytes go to the replica.
+
+Knows nothing of connections; the same request gives the same answer.
+"""
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final
+
+from router.base.errors import ErrorKind, Refused
+from router.base.ids import OPEN_TENANT, SessionKey, TenantId
+from router.core.plan import Plan
+from router.core.request import EMPTY_CHAIN, Turn
+from router.core.session import session_key
+from router.dataplane.dialects import Dialect, RequestReader, dialect_of
+from router.dataplane.head import Head
+from router.dataplane.splice import rewrite
+from router.settings.routes import RouteTable
+
+_RESPONSES: Final = "/v1/responses/"
+
+# Keys are remembered, not secret: an id is hashed once a session rather than once a turn.
+_REMEMBERED_KEYS: Final = 65_536
+
+
+class Routed:
+    """A request, ready for any replica: between `head_start` and `head_end` goes what names the replica."""
+
+    __slots__ = ("body", "dialect", "head_end", "head_start", "hide_usage", "plan", "turn")
+
+    def __init__(
+        self,
+        turn: Turn,
+        plan: int,
+        dialect: Dialect | None,
+        *,
+        hide_usage: bool,
+        head_start: bytes,
+        head_end: bytes,
+        body: tuple[bytes | memoryview, ...],
+    ) -> None:
+        self.turn = turn
+        self.plan = plan
+        self.dialect = dialect
+        self.hide_usage = hide_usage
+        """The router asked for the usage of this stream, and the client did not."""
+        self.head_start = head_start
+        self.head_end = head_end
+        self.body = body
+
+
+class Routing:
+    """Makes turns under the policies in force. `secret` keys session ids and cache salts."""
+
+    def __init__(self, plans: Sequence[Plan], routes: RouteTable, *, secret: bytes) -> None:
+        self._plans = tuple(plans)
+        self._routes = routes
+        self._secret = secret
+        self._headers = tuple(
+            tuple(name.encode("latin-1") for name in plan.session.headers) for plan in plans
+        )
+        self.session_headers = frozenset(name for headers in self._headers for name in headers)
+        """All header names that any policy takes a session id from."""
+        self.default_session_header = plans[0].session.headers[0] if plans[0].session.headers else None
+        """The header that the default policy looks at first; `None` if it looks at none."""
+        self._readers = tuple(
+            RequestReader(body_fields=plan.session.body, derive=plan.session.derive) for plan in plans
+        )
+        self._salts: dict[TenantId, str] = {}
+        self._key = lru_cache(maxsize=_REMEMBERED_KEYS)(
+            lambda tenant, text: session_key(secret, tenant, text)
+        )
+
+    def route(self, head: Head, content: bytes, tenant: TenantId, request_id: bytes) -> Routed:
+        """Make the turn and the bytes to send. Raises `Refused` for a body that cannot be understood."""
+        path = head.path
+        method = head.method
+        dialect = dialect_of(path) if method == b"POST" else None
+        index = 0
+        read = None
+        if dialect is not None or (content and head.content_type.startswith(b"application/json")):
+            read = self._readers[0].read(path, content, tenant)
+            index = self._routes.match(path, read.model, tenant)
+            if index and self._plans[index].session != self._plans[0].session:
+                read = self._readers[index].read(path, content, tenant)
+        else:
+            index = self._routes.match(path, "", tenant)
+        plan = self._plans[index]
+        session: SessionKey | None = None
+        source = ""
+        if head.sessions:
+            for name in self._headers[index]:
+                for sent, value in head.sessions:
+                    if sent == name:
+                        session, source = self._key(tenant, value), name.decode("latin-1")
+                        break
+                if session is not None:
+                    break
+        body: tuple[bytes | memoryview, ...] = (content,) if content else ()
+        hide_usage = False
+        if read is None:
+            turn = Turn(path, "", tenant, session, source, EMPTY_CHAIN, _response_in(path))
+        else:
+            if session is None:
+                if read.session_value is not None:
+                    source, text = read.session_value
+                    session = self._key(tenant, text.encode())
+                elif read.opening:
+                    # Not an id that a client could send: ids are hashed as they are, and this has a prefix
+                    # of bytes that no header or JSON string can carry.
+                    session, source = self._key(tenant, b"\xff\x00opening:%x" % read.opening), "derived"
+            if read.reserved and plan.refuse_reserved:
+                raise Refused(
+                    ErrorKind.BAD_REQUEST,
+                    "kv_transfer_params, cache_salt, priority and session_id are set by the router;"
+                    " leave them out of the body",
+                )
+            streams = read.stream and dialect in (Dialect.CHAT, Dialect.COMPLETIONS)
+            hide_usage = streams and not read.asks_usage
+            turn = Turn(
+                path,
+                read.model,
+                tenant,
+                session,
+                source,
+                read.chain,
+                read.previous_response_id,
+                read.stream,
+            )
+            body = rewrite(
+                content,
+                read,
+                salt=self._salt(tenant) if tenant != OPEN_TENANT and dialect is not None else None,
+                include_usage=hide_usage,
+            )
+        lines = head.forward
+        if session is not None:
+            lines.append(b"x-session-id: %b\r\n" % session.encode("ascii"))
+        length = sum(map(len, body))
+        if length or head.has_body or method in (b"POST", b"PUT", b"PATCH"):
+            lines.append(b"content-length: %d\r\n" % length)
+        lines.append(b"x-request-id: %b\r\n\r\n" % request_id)
+        return Routed(
+            turn,
+            index,
+            dialect,
+            hide_usage=hide_usage,
+            head_start=method + b" " + head.target,
+            head_end=b"".join(lines),
+            body=body,
+        )
+
+    def key_of(self, tenant: TenantId, session_id: str) -> SessionKey:
+        """The key under which a client's session id is known here and upstream."""
+        return session_key(self._secret, tenant, session_id)
+
+    def _salt(self, tenant: TenantId) -> str:
+        """The tenant's `cache_salt`, so that the engine's own prefix cache keeps tenants apart too."""
+        salt = self._salts.get(tenant)
+        if salt is None:
+            digest = hmac.new(self._secret, b"cache_salt\0" + tenant.encode(), hashlib.sha256)
+            salt = self._salts[tenant] = digest.hexdigest()[:32]
+        return salt
+
+
+def _response_in(path: str) -> str | None:
+    """The stored response that a path names, `/v1/responses/{id}` and what lies below it."""
+    if not path.startswith(_RESPONSES):
+        return None
+    return path[len(_RESPONSES) :].partition("/")[0] or None

@@ -1,0 +1,199 @@
+"""The data plane: listens, and holds what all connections share."""
+
+import asyncio
+import itertools
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from router.base.clock import Clock
+from router.base.errors import ErrorKind, HomingError, Refused
+from router.base.ids import OPEN_TENANT, ReplicaId, TenantId
+from router.base.tasks import TaskOwner
+from router.core.engine import Engine
+from router.core.fleet import ReplicaSpec
+from router.dataplane.client import ClientConnection
+from router.dataplane.exchange import Exchange
+from router.dataplane.head import Head
+from router.dataplane.limits import Limits
+from router.dataplane.local import LocalEndpoints
+from router.dataplane.pool import Pool
+from router.dataplane.routing import Routing
+from router.settings.access import AccessKeys
+
+_log = logging.getLogger(__name__)
+
+# One pass over all connections serves every time limit, so that no request pays for a timer of its own.
+_SWEEP_S: Final = 0.25
+
+_BACKLOG: Final = 4096
+
+
+class DataPlane:
+    """Relays what clients send to the replicas that the engine chooses.
+
+    `access` is `None` where no API keys are configured: then every request belongs to the open tenant, or
+    to the one that `tenant_header` names, which only a trusted gateway in front may set.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        routing: Routing,
+        *,
+        clock: Clock,
+        limits: Limits,
+        access: AccessKeys | None = None,
+        tenant_header: str | None = None,
+    ) -> None:
+        self.engine = engine
+        self.routing = routing
+        self.clock = clock
+        self.limits = limits
+        self.local = LocalEndpoints(engine)
+        self.tenant_header = tenant_header.lower().encode("latin-1") if tenant_header else None
+        self.tasks = TaskOwner()
+        self.pools: dict[ReplicaId, Pool] = {}
+        self.connections: set[ClientConnection] = set()
+        self.held_bytes = 0
+        self._access = access
+        self._urls: dict[ReplicaId, tuple[str, str | None]] = {}
+        self._retired: list[Pool] = []
+        self._live_ids: set[bytes] = set()
+        self._id_prefix = secrets.token_hex(6).encode()
+        self._ids = itertools.count(1)
+        self._server: asyncio.Server | None = None
+
+    # --- life ---------------------------------------------------------------------------------------
+
+    async def start(self, host: str, port: int) -> None:
+        """Listen. Raises `HomingError` if the address cannot be had."""
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(
+                lambda: ClientConnection(self), host, port, backlog=_BACKLOG, reuse_address=True
+            )
+        except (OSError, OverflowError) as error:
+            raise HomingError(
+                f"cannot listen on {host}:{port}: {_plain(error)}; choose another with --listen or 'listen:'"
+            ) from error
+        self.tasks.spawn(self._sweep(), name="sweep")
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on; of use where 0 was asked for."""
+        assert self._server is not None
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    async def close(self, grace_s: float = 0.0) -> None:
+        """Stop listening, let running exchanges end for `grace_s` seconds, then close everything."""
+        if self._server is not None:
+            self._server.close()
+        for connection in tuple(self.connections):
+            connection.stop()
+        deadline = asyncio.get_running_loop().time() + grace_s
+        while self.connections and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
+            # Seldom and short, so looking is cheaper than an event that each connection would have to set.
+            await asyncio.sleep(0.05)
+        for connection in tuple(self.connections):
+            connection.abort()
+        for pool in (*self.pools.values(), *self._retired):
+            pool.close()
+        await self.tasks.close()
+        # Transports tell of their end on the next turn of the loop.
+        await asyncio.sleep(0)
+        if self._server is not None:
+            await self._server.wait_closed()
+
+    def set_replicas(self, specs: Iterable[ReplicaSpec], api_keys: Mapping[ReplicaId, str]) -> None:
+        """Make the pools match the fleet. Exchanges on a removed replica end as they would have."""
+        wanted = {spec.id: (spec.url, api_keys.get(spec.id)) for spec in specs}
+        for replica, address in tuple(self._urls.items()):
+            if wanted.get(replica) != address:
+                pool = self.pools.pop(replica)
+                pool.retire()
+                self._retired.append(pool)
+                del self._urls[replica]
+        for replica, address in wanted.items():
+            if replica not in self._urls:
+                self.pools[replica] = Pool(replica, address[0], self.limits, api_key=address[1])
+                self._urls[replica] = address
+
+    # --- for connections and exchanges --------------------------------------------------------------
+
+    def tenant_of(self, head: Head) -> TenantId:
+        """Whose request this is. Raises `Refused` if the keys do not say."""
+        if self._access is None:
+            return TenantId(head.tenant.decode("latin-1")) if head.tenant else OPEN_TENANT
+        if head.path == "/health":
+            return OPEN_TENANT
+        if head.key is None:
+            raise Refused(
+                ErrorKind.UNAUTHORIZED,
+                "an API key is needed: send 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
+            )
+        tenant = self._access.tenant_of(head.key)
+        if tenant is None:
+            raise Refused(ErrorKind.UNAUTHORIZED, "this API key is not known here")
+        return tenant
+
+    def hold(self, size: int) -> None:
+        """Count request bytes held. Raises `Refused` where the budget does not allow them."""
+        if self.held_bytes + size > self.limits.held_bytes:
+            raise Refused(
+                ErrorKind.HELD_BYTES_FULL,
+                f"the router holds {self.held_bytes} bytes of request bodies, its limit is"
+                f" {self.limits.held_bytes} (limits.held_bytes); try again shortly",
+                retry_after_s=1.0,
+            )
+        self.held_bytes += size
+
+    def give_back(self, size: int) -> None:
+        """Uncount request bytes."""
+        self.held_bytes -= size
+
+    def release(self, exchange: Exchange) -> None:
+        """Uncount what an exchange held. May be called again."""
+        self.held_bytes -= exchange.held
+        exchange.held = 0
+
+    def claim_request_id(self, asked: bytes | None) -> bytes:
+        """The client's id, made unique among the live ones (an engine refuses a repeated one), or a new."""
+        request_id = asked if asked is not None else b"%b-%x" % (self._id_prefix, next(self._ids))
+        if request_id in self._live_ids:
+            request_id = b"%b-%x" % (request_id, next(self._ids))
+        self._live_ids.add(request_id)
+        return request_id
+
+    def release_request_id(self, request_id: bytes) -> None:
+        """The request is over."""
+        self._live_ids.discard(request_id)
+
+    async def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            now = loop.time()
+            for connection in tuple(self.connections):
+                try:
+                    connection.on_sweep(now)
+                except Exception:  # noqa: BLE001 - one connection's fault must not end everybody's time limits
+                    _log.exception("sweeping a connection failed")
+                    connection.abort()
+            for pool in self.pools.values():
+                pool.sweep(now)
+            if self._retired:
+                self._retired = [pool for pool in self._retired if len(pool)]
+
+
+def _plain(error: BaseException) -> str:
+    """The system's own words for an error, without asyncio's around it."""
+    if isinstance(error, OSError) and error.errno is not None:
+        if isinstance(error, socket.gaierror):
+            return error.strerror or str(error)
+        return os.strerror(error.errno)
+    return str(error)

@@ -1,0 +1,268 @@
+"""One connection to a replica: sends a request, parses the answer, tells the exchange what came.
+
+Knows nothing of routing, retries or clients.
+"""
+
+import asyncio
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+import httptools
+
+if TYPE_CHECKING:
+    from router.dataplane.pool import Pool
+
+_DROPPED: Final = frozenset(
+    {
+        b"connection",
+        b"content-length",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"x-request-id",
+    }
+)
+
+
+class ResponseHead(NamedTuple):
+    """A replica's response head. `forward` holds `name: value\\r\\n` lines, ready to be sent on."""
+
+    status: int
+    forward: list[bytes]
+    content_type: bytes
+    content_encoding: bytes
+    length: int | None
+    """Content-Length; `None` where the body is chunked or ends with the connection."""
+
+
+class Receiver(Protocol):
+    """What an exchange hears from its connection. Nothing follows `on_end` or `on_broken`."""
+
+    def on_head(self, head: ResponseHead) -> None: ...
+
+    def on_piece(self, piece: bytes) -> None: ...
+
+    def on_end(self) -> None: ...
+
+    def on_broken(self, why: str, *, answered: bool) -> None:
+        """The connection ended or turned to garbage; `answered` = some byte of an answer had come."""
+
+
+class _GarbledError(Exception):
+    """What the replica sent is not the answer to the request."""
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """Carries one exchange at a time."""
+
+    __slots__ = (
+        "_answered",
+        "_chunked",
+        "_complete",
+        "_content_encoding",
+        "_content_type",
+        "_forward",
+        "_head_bytes",
+        "_head_limit",
+        "_head_only",
+        "_in_head",
+        "_interim",
+        "_keep",
+        "_length",
+        "_parser",
+        "_paused",
+        "_pool",
+        "_receiver",
+        "_transport",
+        "idle_since",
+    )
+
+    def __init__(self, pool: "Pool", head_limit: int) -> None:
+        self._pool = pool
+        self._head_limit = head_limit
+        self._receiver: Receiver | None = None
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self.idle_since = 0.0
+        self._head_only = False
+        self._paused = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self._answered = False
+        self._complete = False
+        self._keep = False
+        self._in_head = True
+        self._interim = False
+        self._head_bytes = 0
+        self._forward: list[bytes] = []
+        self._content_type = b""
+        self._content_encoding = b""
+        self._length: int | None = None
+        self._chunked = False
+
+    @property
+    def usable(self) -> bool:
+        """Whether it is open and carries nothing."""
+        return self._receiver is None and self._transport is not None and not self._transport.is_closing()
+
+    def send(self, receiver: Receiver, parts: tuple[bytes | memoryview, ...], *, head_only: bool) -> None:
+        """Send a request; what comes back goes to `receiver`. `head_only` = the answer has no body."""
+        assert self._transport is not None
+        self._receiver = receiver
+        self._head_only = head_only
+        self.idle_since = 0.0
+        self._transport.writelines(parts)
+
+    def abort(self) -> None:
+        """Close at once and say nothing more to the receiver."""
+        self._receiver = None
+        if self._transport is not None:
+            self._transport.abort()
+
+    def pause(self) -> None:
+        """Stop reading: the client is slower than the replica."""
+        if not self._paused and self._transport is not None and not self._transport.is_closing():
+            self._paused = True
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read again."""
+        if self._paused and self._transport is not None and not self._transport.is_closing():
+            self._paused = False
+            self._transport.resume_reading()
+
+    # --- asyncio ------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "writelines")
+        self._transport = transport  # type: ignore[assignment] # uvloop's own class, same interface
+        self._pool.opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._receiver is None:
+            # Nothing was asked: whatever this is, the next exchange must not take it for its answer.
+            self.abort()
+            return
+        self._answered = True
+        if self._in_head:
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError as error:
+            cause = error.__context__
+            if not isinstance(cause, _GarbledError):
+                # A fault of the router's own: the loop reports it and closes the connection, and the
+                # exchange hears of it through `connection_lost`.
+                raise
+            if self._complete:
+                self._finish(keep=False)
+            else:
+                self._break(str(cause))
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            if self._complete:
+                # The answer was whole and something follows it that nobody asked for.
+                self._finish(keep=False)
+            else:
+                self._break(f"sent what is not HTTP: {error}")
+        else:
+            if self._complete:
+                self._finish(keep=self._keep)
+            elif self._in_head and self._head_bytes > self._head_limit:
+                self._break(f"sent a head of more than {self._head_limit} bytes")
+
+    def _finish(self, *, keep: bool) -> None:
+        receiver, self._receiver = self._receiver, None
+        self._reset()
+        if keep:
+            self.resume()
+            self._pool.put(self, asyncio.get_running_loop().time())
+        else:
+            self.abort()
+        if receiver is not None:
+            receiver.on_end()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._pool.lost(self)
+        if self._receiver is None:
+            return
+        if exc is None and not self._in_head and not self._chunked and self._length is None:
+            # Neither a length nor chunks: the end of the connection is the end of the body.
+            receiver, self._receiver = self._receiver, None
+            receiver.on_end()
+            return
+        where = "its answer" if self._answered else "any answer"
+        when = "in the middle of" if self._answered else "before"
+        self._break(f"closed the connection {when} {where}")
+
+    def _break(self, why: str) -> None:
+        receiver, self._receiver = self._receiver, None
+        if self._transport is not None:
+            self._transport.abort()
+        if receiver is not None:
+            receiver.on_broken(why, answered=self._answered)
+
+    # --- httptools ----------------------------------------------------------------------------------
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_head:
+            return  # a trailer
+        name = name.lower()
+        if name not in _DROPPED:
+            if name == b"content-type":
+                self._content_type = value
+            elif name == b"content-encoding":
+                self._content_encoding = value
+            self._forward.append(b"%b: %b\r\n" % (name, value))
+        elif name == b"content-length":
+            self._length = int(value)
+        elif name == b"transfer-encoding":
+            self._chunked = True
+
+    def on_headers_complete(self) -> None:
+        if self._complete:
+            raise _GarbledError("sent a second answer to one request")
+        status = self._parser.get_status_code()
+        if status < 200:
+            if status < 100 or status == 101:
+                raise _GarbledError(f"answered with status {status}")
+            self._interim = True
+            self._forward = []
+            return
+        if status > 599:
+            raise _GarbledError(f"answered with status {status}")
+        self._in_head = False
+        receiver = self._receiver
+        if receiver is None:
+            return
+        receiver.on_head(
+            ResponseHead(
+                status,
+                self._forward,
+                self._content_type,
+                self._content_encoding,
+                None if self._chunked else self._length,
+            )
+        )
+        if self._head_only:
+            # llhttp would wait for the body that the length announces and that never comes.
+            self._complete = True
+
+    def on_body(self, piece: bytes) -> None:
+        if self._receiver is not None:
+            self._receiver.on_piece(piece)
+
+    def on_message_complete(self) -> None:
+        if self._interim:
+            self._interim = False
+            return
+        if self._complete:
+            raise _GarbledError("sent a second answer to one request")
+        self._keep = self._parser.should_keep_alive()
+        self._complete = True

@@ -1,0 +1,185 @@
+"""Builds a router from its settings and runs it: the one place that knows every part."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Final
+
+import yaml
+
+from router.base.clock import Clock, SystemClock
+from router.base.errors import ErrorKind, Refused
+from router.base.ids import OPEN_TENANT, ReplicaId, TenantId
+from router.controlplane.admin import AdminServer, AdminSources
+from router.controlplane.probe import Prober, ProbeTiming
+from router.core.engine import Engine
+from router.core.fleet import ReplicaSpec
+from router.dataplane.head import read_head
+from router.dataplane.limits import Limits
+from router.dataplane.routing import Routing
+from router.dataplane.server import DataPlane
+from router.settings.build import build_plans, build_replicas, build_routes
+from router.settings.config import RouterConfig
+from router.settings.credentials import Secrets
+from router.settings.load import Loaded
+from router.telemetry.bill import bill
+from router.telemetry.counters import Counters
+from router.telemetry.fanout import Fanout
+from router.telemetry.health_log import HealthLog
+from router.telemetry.metrics import Metrics
+from router.telemetry.recent import RecentDecisions
+
+_log = logging.getLogger(__name__)
+
+# Without a secret of the operator's, routers side by side must still place alike, and a restarted one as
+# before, so this is fixed, and public.
+_NO_SECRET: Final = b"homing: no secret is configured"
+
+# A probe that hangs must not hold up the start: a replica that has not answered by then gets its traffic
+# as soon as it does.
+_FIRST_ROUND_S: Final = 2.5
+
+
+class Router:
+    """A router, assembled. `start`, then `close`."""
+
+    def __init__(
+        self,
+        loaded: Loaded[RouterConfig],
+        secrets: Secrets,
+        *,
+        clock: Clock | None = None,
+        rng: Random | None = None,
+    ) -> None:
+        config = loaded.value
+        self.config = config
+        self.clock = clock if clock is not None else SystemClock()
+        self.secrets = secrets
+        self.notices = (*loaded.notices, *_access_notices(config, secrets))
+        self._policy_text = _policy_text(loaded)
+        rng = rng if rng is not None else Random()
+        plans = build_plans(loaded)
+        self.counters = Counters()
+        self.recent = RecentDecisions(self.clock)
+        self.engine = Engine(
+            plans,
+            rng=rng,
+            observer=Fanout((self.counters, self.recent, HealthLog())),
+            on_detach=lambda error: _log.error(
+                "telemetry failed and is detached; routing goes on", exc_info=error
+            ),
+        )
+        self.routing = Routing(plans, build_routes(loaded), secret=secrets.secret or _NO_SECRET)
+        limits = config.limits
+        self.dataplane = DataPlane(
+            self.engine,
+            self.routing,
+            clock=self.clock,
+            limits=Limits(
+                body=limits.body,
+                held_bytes=limits.held_bytes,
+                head=limits.head,
+                first_byte_s=limits.first_byte,
+                idle_s=limits.idle,
+                total_s=limits.total,
+            ),
+            access=secrets.keys,
+            tenant_header=config.access.tenant_header,
+        )
+        metrics = Metrics(self.counters, self.engine, self.clock)
+        self.admin = AdminServer(
+            self.engine,
+            self.clock,
+            AdminSources(
+                metrics=metrics.text,
+                decisions=self.recent.newest,
+                policy=lambda: self._policy_text,
+                explain=self.explain,
+            ),
+            token=secrets.admin_token,
+        )
+        self._prober = Prober(
+            self.engine,
+            self.clock,
+            rng,
+            timing=ProbeTiming(interval_s=config.probe.interval, timeout_s=config.probe.timeout),
+            api_keys=secrets.replica_keys,
+        )
+        self._set_replicas(build_replicas(config))
+
+    def _set_replicas(self, specs: Sequence[ReplicaSpec]) -> None:
+        self.engine.set_replicas(specs, self.clock.now())
+        self.dataplane.set_replicas(specs, self.secrets.replica_keys)
+
+    async def probe_once(self) -> tuple[ReplicaId, ...]:
+        """Ask every replica once; returns those that have not answered in time."""
+        return await self._prober.first_round(_FIRST_ROUND_S)
+
+    async def start(self) -> None:
+        """Look at the replicas, then listen. Raises `HomingError` where an address cannot be had."""
+        listen, admin = self.config.listen, self.config.admin.listen
+        await self.admin.start(admin.host, admin.port)
+        await self.probe_once()
+        await self.dataplane.start(listen.host, listen.port)
+
+    async def close(self, grace_s: float = 0.0) -> None:
+        """Stop, giving running turns `grace_s` seconds. May be called after a failed start."""
+        await self.dataplane.close(grace_s)
+        await self._prober.close()
+        await self.admin.close()
+
+    def explain(
+        self, path: str, body: bytes, session: str | None = None, tenant: str | None = None
+    ) -> Mapping[str, object]:
+        """The decision that a request would get now, with its bill; nothing is sent or counted.
+
+        Raises `Refused` where the request would be.
+        """
+        if tenant is not None and self.secrets.keys is not None and tenant not in self.secrets.keys.tenants:
+            raise Refused(ErrorKind.BAD_REQUEST, f"no API key names the tenant {tenant!r}")
+        headers = [(b"host", b"explain"), (b"content-type", b"application/json")]
+        name = self.routing.default_session_header
+        if session is not None and name is not None:
+            headers.append((name.encode("ascii"), session.encode()))
+        head = read_head(
+            b"POST",
+            path.encode("ascii", "replace"),
+            "1.1",
+            headers,
+            session_headers=self.routing.session_headers,
+            tenant_header=None,
+        )
+        owner = TenantId(tenant) if tenant is not None else OPEN_TENANT
+        routed = self.routing.route(head, body, owner, b"explain")
+        decision = self.engine.decide(routed.turn, self.clock.now(), plan=routed.plan)
+        turn = routed.turn
+        return {
+            "model": turn.model,
+            "session": turn.session,
+            "session_source": turn.session_source,
+            "segments": len(turn.chain.hashes),
+            **bill(decision),
+        }
+
+
+def _access_notices(config: RouterConfig, secrets: Secrets) -> tuple[str, ...]:
+    notices = []
+    if secrets.keys is None and config.access.tenant_header is None:
+        notices.append(
+            "no API keys are configured: everyone who can reach the port may use it, as one tenant"
+            " (set access.keys_file or HOMING_API_KEYS)"
+        )
+    if secrets.secret is None and (secrets.keys is not None or config.access.tenant_header is not None):
+        notices.append(
+            "no secret is configured: session keys and cache salts are made with a public constant, so a"
+            " tenant that reaches a replica past the router could guess them (set access.secret_file or"
+            " HOMING_SECRET)"
+        )
+    return tuple(notices)
+
+
+def _policy_text(loaded: Loaded[RouterConfig]) -> str:
+    """The policies in force with every default filled in, the default policy first."""
+    documents = [policy.value.model_dump(mode="json") for policy in loaded.policies]
+    text: str = yaml.safe_dump_all(documents, sort_keys=False)
+    return text

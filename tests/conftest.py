@@ -1,0 +1,19 @@
+"""Runs what the router runs on, on both event loops that it may run on."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+import pytest
+import uvloop
+
+# Tests of these folders meet sockets, where the loops differ; elsewhere one loop is as good as the other.
+_ON_BOTH = ("integration",)
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """uvloop is what the router runs on; plain asyncio is what it falls back to."""
+    if item.path.parent.name in _ON_BOTH:
+        return {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
+    return {"asyncio": asyncio.new_event_loop}

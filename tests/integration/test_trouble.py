@@ -1,0 +1,436 @@
+"""Replicas that fail and clients that leave: who is told what, and nothing is left behind."""
+
+import asyncio
+import socket
+import struct
+
+import orjson
+import pytest
+from support.plane import data_plane, settled, until
+from support.raw import RawReplica, Request, Stream, chat, post, raw_client, raw_replica
+
+from router.core.plan import Plan, Retry
+from router.core.strategies.priced import Priced
+from router.dataplane.limits import Limits
+
+OK = {"id": "x", "object": "chat.completion", "choices": []}
+EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
+DONE = b"data: [DONE]\n\n"
+
+
+async def ok(_request: Request, stream: Stream) -> None:
+    await stream.send_json(OK)
+
+
+async def hang(_request: Request, stream: Stream) -> None:
+    await stream.gone()
+
+
+def failing(status: str, *headers: str) -> object:
+    async def answer(_request: Request, stream: Stream) -> None:
+        await stream.send_json({"error": {"message": status}}, status, *headers)
+
+    return answer
+
+
+async def home_of(plane: object, client: object, session: str = "one") -> str:
+    """Give the session a home and return its name."""
+    response = await client.exchange(post(chat(), f"X-Session-ID: {session}"))  # type: ignore[attr-defined]
+    assert response.status == 200
+    return str(response.headers["x-homing-replica"])
+
+
+# --- before the first byte --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", ["500 Internal", "502 Bad Gateway", "503 Unavailable", "504 Timeout"])
+async def test_a_5xx_moves_the_turn_on_with_its_session_key(status: str) -> None:
+    async with raw_replica(ok) as one, raw_replica(ok) as two, data_plane([one.url, two.url]) as plane:
+        async with raw_client(plane.port) as client:
+            replicas = {"r0": one, "r1": two}
+            sick = replicas[await home_of(plane, client)]
+            well = two if sick is one else one
+            sick.answer = failing(status, "retry-after: 9")  # type: ignore[assignment]
+            response = await client.exchange(post(chat(), "X-Session-ID: one"))
+            assert response.json() == OK
+            assert response.headers["x-homing-decision"] == "failover"
+            assert well.requests[-1].headers["x-session-id"] == sick.requests[-1].headers["x-session-id"]
+
+
+async def test_when_all_fail_the_client_gets_the_last_answer_after_two_further_attempts() -> None:
+    replicas = [RawReplica(failing("503 Unavailable", "retry-after: 9")) for _ in range(4)]  # type: ignore[arg-type]
+    for replica in replicas:
+        await replica.start()
+    try:
+        async with data_plane([r.url for r in replicas]) as plane, raw_client(plane.port) as client:
+            response = await client.exchange(post(chat()))
+            assert (response.status, response.headers["retry-after"]) == (503, "9")
+            assert sum(len(replica.requests) for replica in replicas) == 3
+    finally:
+        for replica in replicas:
+            await replica.close()
+
+
+async def test_a_refused_connection_moves_the_turn_on() -> None:
+    async with raw_replica(ok) as one, raw_replica(ok) as two, data_plane([one.url, two.url]) as plane:
+        await one.stop()
+        async with raw_client(plane.port) as client:
+            for number in range(8):
+                response = await client.exchange(post(chat(), f"X-Session-ID: {number}"))
+                assert (response.status, response.headers["x-homing-replica"]) == (200, "r1")
+
+
+async def test_an_answer_cut_before_its_first_byte_moves_on_if_the_replica_lives() -> None:
+    async def cut(_request: Request, stream: Stream) -> None:
+        await stream.start_events()
+        stream.abort()
+
+    async with raw_replica(cut) as one, raw_replica(cut) as two, data_plane([one.url, two.url]) as plane:
+        async with raw_client(plane.port) as client:
+            response = await client.exchange(post(chat(stream=True)))
+            assert response.status == 502
+            assert len(one.requests) == len(two.requests) == 1
+            assert "tried: " in str(response.json()["error"])
+
+
+async def test_a_turn_that_a_replica_died_holding_is_not_sent_to_another() -> None:
+    async with raw_replica(hang) as one, raw_replica(hang) as two, data_plane([one.url, two.url]) as plane:
+        async with raw_client(plane.port) as client:
+            await client.send(post(chat("poison")))
+            await until(lambda: len(one.requests) + len(two.requests) == 1)
+            victim = one if one.requests else two
+            await victim.stop()
+            response = await client.response()
+            assert response.status == 502
+            assert "fells one engine" in str(response.json()["error"])
+            assert len(one.requests) + len(two.requests) == 1
+
+
+async def test_a_policy_may_allow_an_attempt_after_a_death() -> None:
+    plan = Plan(name="p", strategy=Priced(), retry=Retry(after_death=1))
+    async with (
+        raw_replica(hang) as one,
+        raw_replica(hang) as two,
+        data_plane([one.url, two.url], plan=plan) as plane,
+        raw_client(plane.port) as client,
+    ):
+        await client.send(post(chat()))
+        await until(lambda: len(one.requests) + len(two.requests) == 1)
+        victim, other = (one, two) if one.requests else (two, one)
+        other.answer = ok
+        await victim.stop()
+        assert (await client.response()).status == 200
+
+
+async def test_a_request_that_met_a_closed_idle_connection_goes_again_to_the_same_replica() -> None:
+    async def once(request: Request, stream: Stream) -> None:
+        if request.connection == 0 and len(replica.requests) > 1:
+            stream.abort()  # what a server does that closes an idle connection as a request arrives
+        else:
+            await stream.send_json(OK)
+
+    async with (
+        raw_replica(once) as replica,
+        data_plane([replica.url]) as plane,
+        raw_client(plane.port) as client,
+    ):
+        assert (await client.exchange(post(chat()))).status == 200
+        response = await client.exchange(post(chat()))
+        assert response.status == 200
+        assert [request.connection for request in replica.requests] == [0, 0, 1]
+
+
+async def test_a_replica_that_went_away_idle_does_not_fail_the_next_turn() -> None:
+    async with raw_replica(ok) as one, raw_replica(ok) as two, data_plane([one.url, two.url]) as plane:
+        async with raw_client(plane.port) as client:
+            home = await home_of(plane, client)
+            await (one if home == "r0" else two).stop()
+            # Sent at once, before the router can have noticed: the pooled connection is dead.
+            response = await client.exchange(post(chat(), "X-Session-ID: one"))
+            assert (response.status, response.headers["x-homing-decision"]) == (200, "failover")
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nx: " + b"y" * 70_000,
+        b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n",
+        b"HTTP/1.1 999 What\r\ncontent-length: 0\r\n\r\n",
+        b"\x00\x01\x02",
+    ],
+)
+async def test_garbage_from_a_replica_is_a_502_that_names_it(garbage: bytes) -> None:
+    async def answer(_request: Request, stream: Stream) -> None:
+        await stream.send(garbage)
+        await stream.gone()
+
+    async with (
+        raw_replica(answer) as replica,
+        data_plane([replica.url]) as plane,
+        raw_client(plane.port) as client,
+    ):
+        response = await client.exchange(post(chat()))
+        assert response.status == 502
+        assert "replica r0" in str(response.json()["error"])
+
+
+async def test_a_silent_replica_times_out_with_504_and_the_turn_goes_nowhere_else() -> None:
+    limits = Limits(first_byte_s=0.3)
+    async with (
+        raw_replica(hang) as one,
+        raw_replica(hang) as two,
+        data_plane([one.url, two.url], limits=limits) as plane,
+        raw_client(plane.port) as client,
+    ):
+        response = await client.exchange(post(chat()))
+        assert response.status == 504
+        assert "limits.first_byte" in str(response.json()["error"])
+        assert len(one.requests) + len(two.requests) == 1
+
+
+async def test_without_any_replica_up_the_answer_is_a_503_that_says_so() -> None:
+    async with data_plane([]) as plane, raw_client(plane.port) as client:
+        response = await client.exchange(post(chat()))
+        assert response.status == 503
+        assert "no replicas are configured" in str(response.json()["error"])
+        anthropic = await client.exchange(post({"model": "m", "messages": []}, path="/v1/messages"))
+        assert anthropic.json()["type"] == "error"
+
+
+# --- after the first byte ---------------------------------------------------------------------------
+
+
+async def test_a_stream_cut_in_the_middle_ends_in_an_error_event() -> None:
+    async def cut(_request: Request, stream: Stream) -> None:
+        await stream.start_events()
+        await stream.chunk(EVENT)
+        await asyncio.sleep(0.02)
+        stream.abort()
+
+    async with (
+        raw_replica(cut) as replica,
+        data_plane([replica.url]) as plane,
+        raw_client(plane.port) as client,
+    ):
+        response = await client.exchange(post(chat(stream=True)))
+        assert response.body.startswith(EVENT)
+        error = orjson.loads(response.body[len(EVENT) :].removeprefix(b"data: "))
+        assert "replica r0 closed the connection in the middle" in error["error"]["message"]
+        assert b"[DONE]" not in response.body
+        assert (await client.exchange(b"GET /health HTTP/1.1\r\nHost: r\r\n\r\n")).status == 200
+
+
+async def test_a_stream_that_ends_without_its_end_is_told_from_one_that_finished() -> None:
+    async def early(_request: Request, stream: Stream) -> None:
+        await stream.start_events()
+        await stream.chunk(EVENT)
+        await stream.end()
+
+    async with (
+        raw_replica(early) as replica,
+        data_plane([replica.url]) as plane,
+        raw_client(plane.port) as client,
+    ):
+        response = await client.exchange(post(chat(stream=True)))
+        assert b"ended its stream before the end of the answer" in response.body
+
+
+async def test_an_anthropic_stream_ends_in_its_own_kind_of_error_event() -> None:
+    async def cut(_request: Request, stream: Stream) -> None:
+        await stream.start_events()
+        await stream.chunk(b'event: ping\ndata: {"type":"ping"}\n\n')
+        await asyncio.sleep(0.02)
+        stream.abort()
+
+    async with (
+        raw_replica(cut) as replica,
+        data_plane([replica.url]) as plane,
+        raw_client(plane.port) as client,
+    ):
+        body = {"model": "m", "max_tokens": 5, "stream": True, "messages": [{"role": "user", "content": "x"}]}
+        response = await client.exchange(post(body, path="/v1/messages"))
+        assert b'event: error\ndata: {"type":"error","error":{"type":"api_error"' in response.body
+
+
+async def test_another_body_cut_short_is_cut_short_for_the_client_too() -> None:
+    async def cut(_request: Request, stream: Stream) -> None:
+        await stream.send(b"HTTP/1.1 200 OK\r\ncontent-type: audio/wav\r\ncontent-length: 100\r\n\r\nhalf")
+        await asyncio.sleep(0.02)
+        stream.abort()
+
+    async with (
+        raw_replica(cut) as replica,
+        data_plane([replica.url]) as plane,
+        raw_client(plane.port) as client,
+    ):
+        await client.send(post(chat(), path="/v1/audio/speech"))
+        assert (await client.closed()).endswith(b"\r\n\r\nhalf")
+
+
+async def test_what_follows_a_whole_answer_spoils_the_connection_and_not_the_answer() -> None:
+    async def twice(_request: Request, stream: Stream) -> None:
+        await stream.send_json(OK)
+        await stream.send(b"HTTP/1.1 200 OK\r\ncontent-length: 7\r\n\r\nforeign")
+
+    async with (
+        raw_replica(twice) as replica,
+        data_plane([replica.url]) as plane,
+        raw_client(plane.port) as client,
+    ):
+        for _ in range(3):
+            assert (await client.exchange(post(chat()))).json() == OK
+            await until(lambda: replica.open == 0)
+        assert replica.connections == 3
+
+
+# --- clients ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["close", "reset"])
+@pytest.mark.parametrize("when", ["waiting", "streaming"])
+async def test_a_client_that_leaves_is_gone_upstream_within_100_ms(how: str, when: str) -> None:
+    gone = asyncio.Event()
+
+    async def answer(_request: Request, stream: Stream) -> None:
+        if when == "streaming":
+            await stream.start_events()
+            await stream.chunk(EVENT)
+        await stream.gone()
+        gone.set()
+
+    async with raw_replica(answer) as replica, data_plane([replica.url]) as plane:
+        raw = socket.create_connection(("127.0.0.1", plane.port))
+        raw.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(raw, post(chat(stream=True)))
+        await until(lambda: len(replica.requests) == 1)
+        if when == "streaming":
+            assert EVENT in await loop.sock_recv(raw, 65536)
+        if how == "reset":
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        raw.close()
+        left = loop.time()
+        await asyncio.wait_for(gone.wait(), 1.0)
+        assert loop.time() - left < 0.1
+        await settled(plane)
+        assert plane.engine.replicas(0.0)[0].health == "healthy"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_client_that_only_closes_its_sending_side_gets_its_answer(streamed: bool) -> None:
+    async def answer(_request: Request, stream: Stream) -> None:
+        await asyncio.sleep(0.2)
+        if not streamed:
+            await stream.send_json(OK)
+            return
+        await stream.start_events()
+        for _ in range(3):
+            await stream.chunk(EVENT)
+            await asyncio.sleep(0.1)
+        await stream.chunk(DONE)
+        await stream.end()
+
+    async with (
+        raw_replica(answer) as replica,
+        data_plane([replica.url]) as plane,
+        raw_client(plane.port) as client,
+    ):
+        await client.send(post(chat(stream=streamed)))
+        client.writer.write_eof()
+        response = await client.response()
+        assert response.status == 200
+        assert response.body == (EVENT * 3 + DONE if streamed else orjson.dumps(OK))
+
+
+async def test_a_half_close_in_mid_stream_is_probed_without_changing_the_body() -> None:
+    first, go_on = asyncio.Event(), asyncio.Event()
+
+    async def answer(_request: Request, stream: Stream) -> None:
+        await stream.start_events()
+        await stream.chunk(EVENT)
+        first.set()
+        await go_on.wait()
+        await stream.chunk(DONE)
+        await stream.end()
+
+    async with (
+        raw_replica(answer) as replica,
+        data_plane([replica.url]) as plane,
+        raw_client(plane.port) as client,
+    ):
+        await client.send(post(chat(stream=True)))
+        await first.wait()
+        await client.reader.readuntil(b"\n\n\r\n")
+        client.writer.write_eof()
+        assert await client.reader.readexactly(1) == b"0"  # a leading zero of the next chunk's size
+        go_on.set()
+        rest = await client.closed()
+        assert rest == b"%x\r\n%b\r\n0\r\n\r\n" % (len(DONE), DONE)
+
+
+async def test_clients_that_leave_at_any_moment_leave_nothing_behind() -> None:
+    async def answer(_request: Request, stream: Stream) -> None:
+        await asyncio.sleep(0.01)
+        await stream.start_events()
+        for _ in range(5):
+            await stream.chunk(EVENT)
+            await asyncio.sleep(0.004)
+        await stream.chunk(DONE)
+        await stream.end()
+
+    async with (
+        raw_replica(answer) as one,
+        raw_replica(answer) as two,
+        data_plane([one.url, two.url]) as plane,
+    ):
+
+        async def leave_after(number: int) -> None:
+            async with raw_client(plane.port) as client:
+                request = post(chat(f"n{number}", stream=True))
+                await client.send(request[: number * 7 % len(request) + 1] if number % 3 == 0 else request)
+                await asyncio.sleep(number % 17 * 0.004)
+                client.abort()
+
+        await asyncio.gather(*(leave_after(number) for number in range(150)))
+        await settled(plane)
+        await until(lambda: not plane.connections)
+        assert {status.health for status in plane.engine.replicas(0.0)} == {"healthy"}
+
+
+async def test_slow_heads_and_bodies_are_ended_with_408() -> None:
+    limits = Limits(head_s=0.3, idle_s=0.3)
+    async with data_plane([], limits=limits) as plane:
+        async with raw_client(plane.port) as slow_head, raw_client(plane.port) as slow_body:
+            await slow_head.send(b"POST /v1/chat/completions HTTP/1.1\r\nHost:")
+            await slow_body.send(post(chat())[:-3])
+            for client in (slow_head, slow_body):
+                response = await client.response()
+                assert response.status == 408
+                assert await client.closed() == b""
+        async with raw_client(plane.port) as idle:
+            assert await idle.closed() == b""
+
+
+async def test_stopping_lets_a_running_answer_end() -> None:
+    asked = asyncio.Event()
+
+    async def answer(_request: Request, stream: Stream) -> None:
+        asked.set()
+        await asyncio.sleep(0.2)
+        await stream.send_json(OK)
+
+    async with (
+        raw_replica(answer) as replica,
+        data_plane([replica.url]) as plane,
+        raw_client(plane.port) as client,
+    ):
+        port = plane.port
+        await client.send(post(chat()))
+        await asked.wait()
+        _, response = await asyncio.gather(plane.close(grace_s=5.0), client.response())
+        assert response.status == 200
+        assert response.headers["connection"] == "close"
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", port)

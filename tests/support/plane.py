@@ -1,0 +1,73 @@
+"""A data plane in front of given replicas, without control plane: the test says what is well."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from random import Random
+
+from router.base.clock import SystemClock
+from router.base.ids import ReplicaId
+from router.core.engine import Engine
+from router.core.fleet import ReplicaSpec
+from router.core.plan import Plan
+from router.core.strategies.priced import Priced
+from router.dataplane.limits import Limits
+from router.dataplane.routing import Routing
+from router.dataplane.server import DataPlane
+from router.settings.access import AccessKeys
+from router.settings.routes import RouteTable
+
+SECRET = b"a secret of the tests"
+
+
+@asynccontextmanager
+async def data_plane(
+    urls: Sequence[str],
+    *,
+    plan: Plan | None = None,
+    limits: Limits | None = None,
+    access: AccessKeys | None = None,
+    api_keys: dict[ReplicaId, str] | None = None,
+    tenant_header: str | None = None,
+) -> AsyncIterator[DataPlane]:
+    """Replicas r0, r1, … at `urls`, all well. Fails if anything is left over at the end."""
+    plans = [plan or Plan(name="home", strategy=Priced())]
+    clock = SystemClock()
+    engine = Engine(plans, rng=Random(3))
+    specs = [ReplicaSpec(ReplicaId(f"r{number}"), url) for number, url in enumerate(urls)]
+    engine.set_replicas(specs, clock.now())
+    for spec in specs:
+        engine.probe_passed(spec.id, clock.now())
+    plane = DataPlane(
+        engine,
+        Routing(plans, RouteTable(()), secret=SECRET),
+        clock=clock,
+        limits=limits or Limits(),
+        access=access,
+        tenant_header=tenant_header,
+    )
+    plane.set_replicas(specs, api_keys or {})
+    await plane.start("127.0.0.1", 0)
+    try:
+        yield plane
+        await settled(plane)
+    finally:
+        await plane.close()
+
+
+async def settled(plane: DataPlane) -> None:
+    """Wait a little for exchanges to end, then check that nothing leaked."""
+    await until(lambda: plane.engine.in_flight() == 0 and plane.held_bytes == 0 and len(plane.tasks) <= 1)
+    for status in plane.engine.replicas(plane.clock.now()):
+        assert (status.in_flight, status.pending_tokens) == (0, 0), status
+    assert plane.held_bytes == 0
+    assert not plane._live_ids
+
+
+async def until(true: object, seconds: float = 3.0) -> None:
+    """Wait until `true()` holds; fails after `seconds`."""
+    assert callable(true)
+    deadline = asyncio.get_running_loop().time() + seconds
+    while not true():
+        assert asyncio.get_running_loop().time() < deadline, "did not happen in time"
+        await asyncio.sleep(0.002)
