@@ -1,0 +1,237 @@
+"""What of a replica's answer goes to the client, and what is learned from it on the way.
+
+Bytes in, bytes out: knows events and bodies, but no connection and no HTTP. Almost everything passes
+untouched. Cut out are `kv_transfer_params` and, where the router alone asked for it, the usage of a stream.
+"""
+
+import re
+from typing import Final, NamedTuple
+
+from msgspec import UNSET
+
+from router.core.observe import Usage
+from router.dataplane.answer_facts import (
+    INTERNAL_BYTES,
+    Facts,
+    facts_of,
+    is_empty_list,
+    text_of,
+    usage_of,
+    without_internal,
+)
+from router.dataplane.answer_long import LongEvent
+from router.dataplane.dialects import Dialect
+
+HELD: Final = 65_536
+"""Bytes of an event at most that are held until it is complete. A longer one goes out as it comes: then
+`kv_transfer_params` is not cut but becomes null."""
+
+# An event ends with an empty line. Each of \n\n, \r\n\r\n, \r\r and their mixtures ends in one of these, so
+# the end is found at the same byte however the stream is cut up.
+_EMPTY_LINE: Final = re.compile(rb"\n\r?\n|\r\r")
+_LINE_ENDS: Final = re.compile(rb"[\r\n]*")
+_BOUNDARIES: Final = (b"\n\n", b"\r\n\r\n", b"\r\r")
+
+_ENDS: Final = frozenset(("response.completed", "response.failed", "response.incomplete"))
+_BEFORE_CONTENT: Final = frozenset(("response.created", "response.queued", "response.in_progress", "error"))
+
+# An event without any of these tells nothing and hides nothing.
+_ALWAYS: Final = (b'"usage"', INTERNAL_BYTES)
+_MARKERS: Final = {
+    Dialect.MESSAGES: (*_ALWAYS, b"message_stop"),
+    Dialect.RESPONSES: (*_ALWAYS, b"response.created", *(end.encode() for end in sorted(_ENDS))),
+}
+_OPENAI_MARKERS: Final = (*_ALWAYS, b"[DONE]")
+
+
+class StreamReader:
+    """Reads one stream of server-sent events as its pieces pass.
+
+    However the stream is cut into pieces, the bytes that come out are the same in total, and so is what is
+    learned. A complete event is never held back.
+    """
+
+    __slots__ = (
+        "_buffer",
+        "_dialect",
+        "_hide_usage",
+        "_long",
+        "_looked",
+        "_markers",
+        "_open",
+        "_tail",
+        "finished",
+        "response_id",
+        "saw_content",
+        "usage",
+    )
+
+    def __init__(self, dialect: Dialect, *, hide_usage: bool) -> None:
+        """`hide_usage`: drop the event that carries nothing but the usage of a chat or completions stream."""
+        self._dialect = dialect
+        self._hide_usage = hide_usage
+        self._markers = _MARKERS.get(dialect, _OPENAI_MARKERS)
+        self._buffer = bytearray()
+        self._looked = 0
+        self._long: LongEvent | None = None
+        self._tail = b""
+        self._open = False
+        self.usage: Usage | None = None
+        """As last reported; `None` if never."""
+        self.finished = False
+        """The end that the dialect prescribes was there: without it, the stream was cut."""
+        self.response_id: str | None = None
+        """Of the stored response (Responses only)."""
+        self.saw_content = False
+        """An event with a piece of the reply has passed."""
+
+    def feed(self, piece: bytes) -> bytes:
+        """What may go to the client after `piece`, perhaps nothing."""
+        if self.saw_content and not self._open and piece.endswith(_BOUNDARIES):
+            for marker in self._markers:
+                if marker in piece:
+                    break
+            else:
+                return piece
+        return self._feed(piece)
+
+    def end(self) -> bytes:
+        """What was still held when the stream ended: an event without its end."""
+        rest = bytes(self._buffer)
+        self._buffer.clear()
+        self._looked = 0
+        self._open = False
+        if self._long is not None:
+            return self._end_long(self._long, rest)
+        return self._event(rest) if rest else b""
+
+    def _feed(self, piece: bytes) -> bytes:
+        buffer = self._buffer
+        buffer += piece
+        out: list[bytes] = []
+        start, looked = 0, self._looked
+        if self._long is not None:
+            end = _EMPTY_LINE.search(self._tail + buffer)
+            if end is None:
+                out.append(self._long.feed(bytes(buffer)))
+                self._tail = (self._tail + buffer)[-2:]
+                buffer.clear()
+                return out[0]
+            start = looked = end.end() - len(self._tail)
+            out.append(self._end_long(self._long, bytes(buffer[:start])))
+        while True:
+            if looked == start:
+                # Line ends before an event belong to none.
+                blank = _LINE_ENDS.match(buffer, start)
+                assert blank is not None
+                if blank.end() > start:
+                    out.append(blank[0])
+                    start = looked = blank.end()
+            end = _EMPTY_LINE.search(buffer, max(start, looked - 2))
+            if end is None:
+                break
+            event = bytes(buffer[start : end.end()])
+            out.append(self._event(event) if len(event) <= HELD else self._end_long(LongEvent(), event))
+            start = looked = end.end()
+        looked = len(buffer)
+        if looked - start > HELD:
+            self._long = LongEvent()
+            self._tail = bytes(buffer[-2:])
+            out.append(self._long.feed(bytes(buffer[start:])))
+            start = looked
+        del buffer[:start]
+        self._looked = looked - start
+        self._open = bool(buffer) or self._long is not None
+        return b"".join(out)
+
+    def _event(self, event: bytes) -> bytes:
+        """What of a whole event goes out."""
+        if self.saw_content and not any(marker in event for marker in self._markers):
+            return event
+        lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")]
+        text = b"\n".join(lines)
+        if text == b"[DONE]":
+            self.finished = self.finished or self._markers is _OPENAI_MARKERS
+            return event
+        facts = facts_of(text)
+        if facts is not None and self._learn(facts):
+            return b""
+        if INTERNAL_BYTES not in event:
+            return event
+        if facts is not None and len(lines) == 1:
+            return event.replace(text, without_internal(text), 1)
+        return LongEvent().feed(event, last=True)
+
+    def _learn(self, facts: Facts) -> bool:
+        """Take note of an event. The answer is whether it is to be dropped."""
+        if self._dialect is Dialect.MESSAGES:
+            self._learn_messages(facts)
+        elif self._dialect is Dialect.RESPONSES:
+            self._learn_responses(facts)
+        else:
+            known = self.usage
+            self.usage = usage_of(facts.usage, known)
+            if facts.choices is not UNSET and not is_empty_list(facts.choices):
+                self.saw_content = True
+            elif self._hide_usage and facts.choices is not UNSET:
+                return self.usage is not known
+        return False
+
+    def _learn_messages(self, facts: Facts) -> None:
+        kind = text_of(facts.type) or ""
+        if kind == "message_start":
+            started = facts_of(facts.message)
+            if started is not None:
+                self.usage = usage_of(started.usage, self.usage)
+        elif kind == "message_delta":
+            self.usage = usage_of(facts.usage, self.usage)
+        elif kind == "message_stop":
+            self.finished = True
+        elif kind.startswith("content_block"):
+            self.saw_content = True
+
+    def _learn_responses(self, facts: Facts) -> None:
+        kind = text_of(facts.type) or ""
+        response = facts_of(facts.response)
+        if response is not None:
+            self.response_id = self.response_id or text_of(response.id)
+            self.usage = usage_of(response.usage, self.usage)
+        if kind in _ENDS:
+            self.finished = True
+        elif kind and kind not in _BEFORE_CONTENT:
+            self.saw_content = True
+
+    def _end_long(self, event: LongEvent, rest: bytes) -> bytes:
+        """Let the last of a long event through, and take note of what it told."""
+        out = event.feed(rest, last=True)
+        self._long = None
+        self._tail = b""
+        if event.usage is not None:
+            self.usage = event.usage
+        if self._dialect is Dialect.RESPONSES:
+            self.response_id = self.response_id or event.response_id
+            self.finished = self.finished or event.ended
+        else:
+            self.saw_content = True
+        return out
+
+
+class Answer(NamedTuple):
+    """A whole JSON answer."""
+
+    body: bytes
+    """For the client."""
+    usage: Usage | None
+    response_id: str | None
+    """Of the stored response (Responses only)."""
+
+
+def read_body(dialect: Dialect, body: bytes) -> Answer:
+    """Read an answer that is not streamed. What is no JSON object stays as it is and tells nothing."""
+    facts = facts_of(body)
+    if facts is None:
+        return Answer(body, None, None)
+    if INTERNAL_BYTES in body:
+        body = without_internal(body)
+    response_id = text_of(facts.id) if dialect is Dialect.RESPONSES else None
+    return Answer(body, usage_of(facts.usage), response_id)

@@ -1,0 +1,400 @@
+"""What a request body says to the router, by the dialect of its endpoint.
+
+Only the head of a body is decoded; prompts stay the bytes that they are. Whatever routing need not know is
+left for the replica to judge.
+"""
+
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from keyword import iskeyword
+from operator import attrgetter
+from typing import Any, Final, Protocol, cast
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from router.base.errors import ErrorKind, Refused
+from router.base.ids import TenantId
+from router.core.request import EMPTY_CHAIN, Chain
+from router.dataplane.fingerprint import Message, Segments
+from router.dataplane.splice import RESERVED
+
+
+class Dialect(StrEnum):
+    """Endpoints whose bodies and answers look alike."""
+
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+    RESPONSES = "responses"
+    MESSAGES = "messages"
+    TOKENIZE = "tokenize"
+    """Bodies like chat or completions, answers like neither."""
+    POOLING = "pooling"
+    """Embeddings, scores and the like: a prompt and no reply."""
+
+
+_PATHS: Final = {
+    "/v1/chat/completions": Dialect.CHAT,
+    "/v1/completions": Dialect.COMPLETIONS,
+    "/v1/responses": Dialect.RESPONSES,
+    "/v1/messages": Dialect.MESSAGES,
+    "/v1/messages/count_tokens": Dialect.MESSAGES,
+    "/tokenize": Dialect.TOKENIZE,
+    "/v1/embeddings": Dialect.POOLING,
+    "/v1/rerank": Dialect.POOLING,
+    "/v1/score": Dialect.POOLING,
+    "/v1/classify": Dialect.POOLING,
+    "/v1/pooling": Dialect.POOLING,
+}
+
+
+def dialect_of(path: str) -> Dialect | None:
+    """The dialect of a path without its query; `None` where the body's prompt, if any, is not known."""
+    return _PATHS.get(path)
+
+
+class Read(msgspec.Struct, frozen=True, gc=False):
+    """What a body says."""
+
+    model: str
+    """"" where it names none."""
+    stream: bool
+    chain: Chain
+    session_value: tuple[str, str] | None
+    """The body field that names the session, and the name. The first of the configured fields that has a
+    text or a number which is not empty."""
+    previous_response_id: str | None
+    opening: int
+    """Hash of the conversation's opening, to derive a session from; 0 where there is none, or where the
+    rules say not to. Only chats and completions have one."""
+    reserved: bool
+    """Some field of `splice.RESERVED` is there, whatever its value and however it is spelled."""
+    has_stream_options: bool
+    asks_usage: bool
+    """The client asked for the usage of a stream, or gave options that are for the replica to refuse."""
+
+
+# What changes the rendered prompt beside tools and messages, by dialect: vLLM's chat parameters, and what
+# says how the text becomes tokens. `tool_choice` and `response_format` are left out on purpose: next to no
+# template renders them, and agents change them from turn to turn.
+_TOKENS: Final = ("add_special_tokens", "truncate_prompt_tokens", "truncation_side", "mm_processor_kwargs")
+_CHAT: Final = (
+    "chat_template",
+    "chat_template_kwargs",
+    "documents",
+    "reasoning_effort",
+    "add_generation_prompt",
+    "continue_final_message",
+    "media_io_kwargs",
+    *_TOKENS,
+)
+_RENDERING: Final[dict[Dialect | None, tuple[str, ...]]] = {
+    Dialect.CHAT: _CHAT,
+    Dialect.COMPLETIONS: ("suffix", "prompt_embeds", *_TOKENS),
+    Dialect.RESPONSES: (
+        "previous_response_id",
+        "previous_response",
+        "previous_input_messages",
+        "chat_template_kwargs",
+        "reasoning",
+        "truncation",
+        *_TOKENS,
+    ),
+    Dialect.MESSAGES: ("chat_template_kwargs", "thinking", "output_config"),
+    Dialect.TOKENIZE: _CHAT,
+    # The documents of a pooling request are prompts of their own.
+    Dialect.POOLING: tuple(name for name in _CHAT if name != "documents"),
+    None: (),
+}
+
+_POOLED: Final = (
+    *("input", "prompt", "query", "queries", "text_1", "data_1"),
+    *("documents", "items", "text_2", "data_2"),
+)
+
+_Field = tuple[str, Any, Any]
+"""Name, type and default, as `msgspec.defstruct` takes them."""
+
+_MESSAGES: Final[_Field] = ("messages", list[Message] | UnsetType, UNSET)
+
+# By dialect, what makes the prompt. A plain name is a member of any type, kept as sent.
+_PROMPT: Final[dict[Dialect | None, tuple[str | _Field, ...]]] = {
+    Dialect.CHAT: (_MESSAGES, "tools"),
+    Dialect.COMPLETIONS: ("prompt",),
+    Dialect.RESPONSES: ("instructions", "tools", "input"),
+    Dialect.MESSAGES: (_MESSAGES, "system", "tools"),
+    Dialect.TOKENIZE: (_MESSAGES, "tools", "prompt"),
+    Dialect.POOLING: (_MESSAGES, "tools", *_POOLED),
+    None: (),
+}
+
+_OBJECT: Final = msgspec.json.Decoder(dict[str, Raw])
+_TEXT: Final = msgspec.json.Decoder(str)
+_ITEMS: Final = msgspec.json.Decoder(list[Message])
+
+
+class RequestReader:
+    """Reads request bodies under one policy's session rules."""
+
+    __slots__ = ("_derive", "_readings")
+
+    def __init__(self, *, body_fields: tuple[str, ...], derive: bool) -> None:
+        """`body_fields` may hold a session id, the first first: a member, or `member.member`. `derive`:
+        make an opening of conversations, whether or not they have an id."""
+        self._readings = {dialect: _Reading(dialect, body_fields) for dialect in (*Dialect, None)}
+        self._derive = derive
+
+    def read(self, path: str, body: bytes, tenant: TenantId) -> Read:
+        """What `body` says. Raises `Refused` for what is not a JSON object in UTF-8, is nested too deep, or
+        has a `model`, `stream` or `messages` of the wrong type.
+
+        Of a path without a dialect, only the members that all bodies have in common are read.
+        """
+        dialect = _PATHS.get(path)
+        reading = self._readings[dialect]
+        try:
+            if not body.isascii():
+                body.decode()
+            head = reading.decode(body)
+            model = head.model or ""
+            chain = EMPTY_CHAIN if dialect is None else reading.chain(head, tenant, model)
+        except UnicodeDecodeError as error:
+            raise _refused(f"is not UTF-8: byte {error.start} is wrong") from error
+        except msgspec.ValidationError as error:
+            raise _refused(f"is not as expected: {error}") from error
+        except msgspec.DecodeError as error:
+            raise _refused(f"is not JSON: {_what(error, body)}") from error
+        except RecursionError as error:
+            raise _refused("is nested too deep") from error
+        has_options, asks_usage = _usage_options(head.stream_options)
+        return Read(
+            model,
+            bool(head.stream),
+            chain,
+            reading.session_value(head),
+            _text(head.previous_response_id) if dialect is Dialect.RESPONSES else None,
+            chain.hashes[chain.opening - 1] if chain.opening and self._derive else 0,
+            reading.reserved(head) != _NOTHING_RESERVED,
+            has_options,
+            asks_usage,
+        )
+
+
+class _Head(Protocol):
+    """What every decoded head has. What its dialect adds is read by name."""
+
+    model: str | None
+    stream: bool | None
+    stream_options: Raw | UnsetType
+    previous_response_id: Raw | UnsetType
+
+
+class _Reading:
+    """How bodies of one dialect are read."""
+
+    __slots__ = ("_add_prompt", "_nothing", "_rendering", "_session", "_values", "decode", "reserved")
+
+    def __init__(self, dialect: Dialect | None, body_fields: Sequence[str]) -> None:
+        names = {path: path.partition(".") for path in body_fields}
+        self._rendering = _RENDERING[dialect]
+        fields: dict[str, _Field] = {
+            "model": ("model", str | None, None),
+            "stream": ("stream", bool | None, None),
+        }
+        for field in (
+            *_PROMPT[dialect],
+            *RESERVED,
+            *("stream_options", "previous_response_id"),
+            *self._rendering,
+            *(top for top, _, _ in names.values()),
+        ):
+            if not isinstance(field, str):
+                fields[field[0]] = field
+            elif field not in fields:
+                # A configured member may have any name; one that is no attribute name gets a number.
+                plain = field.isidentifier() and not iskeyword(field) and not field.startswith("_")
+                fields[field] = (field if plain else f"_{len(fields)}", Raw | UnsetType, UNSET)
+        head = msgspec.defstruct(
+            "Head",
+            list(fields.values()),
+            rename={attribute: name for name, (attribute, _, _) in fields.items()},
+            gc=False,
+        )
+        self.decode = cast("Callable[[bytes], _Head]", msgspec.json.Decoder(head).decode)
+        self.reserved = attrgetter(*RESERVED)
+        self._values = attrgetter(*self._rendering) if len(self._rendering) > 1 else _no_values
+        self._nothing = (UNSET,) * len(self._rendering)
+        self._session = [(path, attrgetter(fields[top][0]), inner) for path, (top, _, inner) in names.items()]
+        self._add_prompt = _ADD_PROMPT[dialect]
+
+    def session_value(self, head: _Head) -> tuple[str, str] | None:
+        """The first configured member that names a session, and the name."""
+        for path, member, inner in self._session:
+            value = member(head)
+            if inner and isinstance(value, Raw):
+                try:
+                    value = _OBJECT.decode(value).get(inner)
+                except msgspec.DecodeError:
+                    continue
+            text = _text_or_number(value) if isinstance(value, Raw) else value
+            if text and isinstance(text, str):
+                return path, text
+        return None
+
+    def chain(self, head: _Head, tenant: TenantId, model: str) -> Chain:
+        """The fingerprint of the body's prompt; empty where there is none."""
+        owner, name = tenant.encode(), model.encode()
+        root = b"%d:%b%d:%b" % (len(owner), owner, len(name), name)
+        size = 0
+        values = self._values(head)
+        if values != self._nothing:
+            for member, value in zip(self._rendering, values, strict=True):
+                raw = _rendered(member, value)
+                root += b"%d:%b%d:%b" % (len(member), member.encode(), len(raw), raw) if raw else b""
+                if member == "documents":
+                    size += len(raw)
+        segments = Segments(root, size)
+        opening = self._add_prompt(head, segments)
+        if len(segments.hashes) == 1:
+            return EMPTY_CHAIN
+        return Chain(tuple(segments.hashes), tuple(segments.ends), opening)
+
+
+_NOTHING_RESERVED: Final = (UNSET,) * len(RESERVED)
+
+
+def _no_values(_head: object) -> tuple[()]:
+    return ()
+
+
+def _raw(value: Raw | UnsetType) -> bytes:
+    """A member as sent; empty where it is absent or null."""
+    if isinstance(value, UnsetType):
+        return b""
+    raw = bytes(value)
+    return b"" if raw == b"null" else raw
+
+
+def _rendered(member: str, value: Raw | UnsetType) -> bytes:
+    """What of a member reaches the prompt; empty if nothing does."""
+    raw = _raw(value)
+    if not raw or member not in ("reasoning", "output_config", "thinking"):
+        return raw
+    try:
+        inner = _OBJECT.decode(raw)
+    except msgspec.DecodeError:
+        return raw
+    if member != "thinking":
+        return _raw(inner.get("effort", UNSET))
+    # A budget bounds the reply. Only thinking that is switched off is told to the template.
+    kind = _raw(inner.get("type", UNSET))
+    return kind if kind == b'"disabled"' else b""
+
+
+def _add_messages(head: Any, segments: Segments) -> int:
+    """Chat: tools, then messages. The answer of all these is how many segments make the opening."""
+    if tools := _raw(head.tools):
+        segments.add_tools(tools)
+    return 0 if head.messages is UNSET else segments.add_messages(head.messages)
+
+
+def _add_anthropic(head: Any, segments: Segments) -> int:
+    if tools := _raw(head.tools):
+        segments.add_tools(tools)
+    if system := _raw(head.system):
+        segments.add_system(system)
+    return 0 if head.messages is UNSET else segments.add_messages(head.messages, billing=True)
+
+
+def _add_responses(head: Any, segments: Segments) -> int:
+    if instructions := _raw(head.instructions):
+        segments.add_system(instructions)
+    if tools := _raw(head.tools):
+        segments.add_tools(tools)
+    sent = _raw(head.input)
+    if not sent:
+        return 0
+    if not sent.startswith(b"["):
+        # A string is what a single message of the user would be.
+        return segments.add_messages(({"role": Raw(b'"user"'), "content": head.input},))
+    try:
+        items = _ITEMS.decode(sent)
+    except msgspec.ValidationError:
+        segments.add(sent)
+        return 0
+    return segments.add_messages(items)
+
+
+def _add_completion(head: Any, segments: Segments) -> int:
+    """A bare prompt shows no turns: all of it is the opening. To end the opening after a first stretch would
+    make one session of all conversations that share a long preamble."""
+    if prompt := _raw(head.prompt):
+        segments.add_prompt(prompt)
+    return len(segments.hashes) if prompt else 0
+
+
+def _add_tokenize(head: Any, segments: Segments) -> int:
+    if head.messages is not UNSET:
+        return _add_messages(head, segments)
+    return _add_completion(head, segments)
+
+
+def _add_pooling(head: Any, segments: Segments) -> int:
+    if head.messages is not UNSET:
+        _add_messages(head, segments)
+    for name in _POOLED:
+        if prompt := _raw(getattr(head, name)):
+            segments.add_prompt(prompt)
+    return 0
+
+
+def _add_nothing(_head: Any, _segments: Segments) -> int:
+    return 0
+
+
+_ADD_PROMPT: Final[dict[Dialect | None, Callable[[Any, Segments], int]]] = {
+    Dialect.CHAT: _add_messages,
+    Dialect.COMPLETIONS: _add_completion,
+    Dialect.RESPONSES: _add_responses,
+    Dialect.MESSAGES: _add_anthropic,
+    Dialect.TOKENIZE: _add_tokenize,
+    Dialect.POOLING: _add_pooling,
+    None: _add_nothing,
+}
+
+
+def _usage_options(options: Raw | UnsetType) -> tuple[bool, bool]:
+    """Whether there are stream options, and whether they are to be left alone: because they ask for usage,
+    or because they are no options."""
+    if isinstance(options, UnsetType):
+        return False, False
+    raw = bytes(options)
+    if raw == b"null":
+        return True, False
+    try:
+        asks = _raw(_OBJECT.decode(raw).get("include_usage", UNSET))
+    except msgspec.DecodeError:
+        return True, True
+    return True, asks not in (b"", b"false")
+
+
+def _text(value: Raw | UnsetType) -> str | None:
+    """A member that is a text with something in it."""
+    raw = _raw(value)
+    return _TEXT.decode(raw) or None if raw.startswith(b'"') else None
+
+
+def _text_or_number(value: Raw) -> str | None:
+    raw = bytes(value)
+    return _text(value) if raw[:1] not in b"-0123456789" else raw.decode()
+
+
+def _refused(what: str) -> Refused:
+    return Refused(ErrorKind.BAD_REQUEST, f"The request body {what}.")
+
+
+def _what(error: msgspec.DecodeError, body: bytes) -> str:
+    if body.rstrip().endswith(b"}") and "truncated" in str(error):
+        # The decoder's word for an escaped surrogate without its other half; engines cannot encode it.
+        return f"{error}, or a string holds half of a surrogate pair"
+    return str(error)
