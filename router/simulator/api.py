@@ -229,6 +229,10 @@ class Api:
             except asyncio.CancelledError:
                 record.aborted = True
                 raise
+            except ConnectionError:
+                # A write met a connection that is gone, just ahead of the cancellation that says so.
+                record.aborted = True
+                return await _never()
             finally:
                 self.busy.discard(request.transport)
 
