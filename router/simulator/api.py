@@ -28,6 +28,14 @@ from router.simulator.faults import Fault, FaultPlan, Kind
 from router.simulator.metrics import CONTENT_TYPE, Snapshot, TtftHistogram, exposition
 from router.simulator.model import EngineModel, Job
 from router.simulator.prompts import BadPrompt, Message, Prompt
+from router.simulator.refusals import (
+    Refusal,
+    error_answer,
+    json_answer,
+    read_object,
+    token_limit,
+    whole_number,
+)
 from router.simulator.replies import Reply, reply
 from router.simulator.settings import ReplicaSettings
 from router.simulator.wire import Chat, Completion, Facts, Messages, Responses, Wire
@@ -101,17 +109,6 @@ class _Stored:
     """The conversation with the reply; empty while the reply is being made."""
     job_id: str | None = None
     """Its request in the engine, for a background response that is not done."""
-
-
-class _Refusal(Exception):
-    """An error that the client gets."""
-
-    def __init__(self, status: int, message: str, *, kind: str = "", param: str | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.kind = kind or ("NotFoundError" if status == 404 else "BadRequestError")
-        self.param = param
 
 
 class _Listening:
@@ -247,10 +244,10 @@ class Api:
                 if instead is not None:
                     return instead
             return await handler(call)
-        except _Refusal as refusal:
-            return _error(call.record.path, refusal)
+        except Refusal as refusal:
+            return error_answer(call.record.path, refusal)
         except BadPrompt as error:
-            return _error(call.record.path, _Refusal(400, str(error)))
+            return error_answer(call.record.path, Refusal(400, str(error)))
 
     def _fault_of(self, request: web.Request) -> Fault | None:
         asked = request.headers.get("X-Sim-Fault")
@@ -259,7 +256,7 @@ class Api:
         try:
             return Fault.parse(asked)
         except HomingError as error:
-            raise _Refusal(400, str(error)) from None
+            raise Refusal(400, str(error)) from None
 
     async def _misbehave(self, call: _Call, fault: Fault) -> web.Response | None:
         """Carry a fault out. `None` where the request is answered, and only its body suffers."""
@@ -270,8 +267,8 @@ class Api:
                 return None
             case Kind.STATUS:
                 status = int(fault.amount)
-                answer = _error(
-                    call.record.path, _Refusal(status, f"simulated {status}", kind="SimulatedError")
+                answer = error_answer(
+                    call.record.path, Refusal(status, f"simulated {status}", kind="SimulatedError")
                 )
                 if fault.retry_after is not None:
                     answer.headers["Retry-After"] = fault.retry_after
@@ -296,7 +293,7 @@ class Api:
     async def _chat(self, call: _Call) -> web.StreamResponse:
         body = self._body(call)
         options = body.get("stream_options") or {}
-        facts, job = self._accept(call, body, prompts.chat(body), "chatcmpl-", _limit(body))
+        facts, job = self._accept(call, body, prompts.chat(body), "chatcmpl-", token_limit(body))
         wire = Chat(
             facts,
             usage=bool(options.get("include_usage")),
@@ -307,20 +304,20 @@ class Api:
     async def _completions(self, call: _Call) -> web.StreamResponse:
         body = self._body(call)
         options = body.get("stream_options") or {}
-        facts, job = self._accept(call, body, prompts.completion(body), "cmpl-", _limit(body))
+        facts, job = self._accept(call, body, prompts.completion(body), "cmpl-", token_limit(body))
         wire = Completion(facts, usage=bool(options.get("include_usage")))
         return await self._answer(call, job, facts, wire, stream=bool(body.get("stream")))
 
     async def _messages(self, call: _Call) -> web.StreamResponse:
         body = self._body(call)
-        limit = _limit(body)
+        limit = token_limit(body)
         if limit is None:
-            raise _Refusal(400, "max_tokens: Field required")
+            raise Refusal(400, "max_tokens: Field required")
         facts, job = self._accept(call, body, prompts.anthropic(body), "chatcmpl-", limit)
         return await self._answer(call, job, facts, Messages(facts), stream=bool(body.get("stream")))
 
     async def _count_tokens(self, call: _Call) -> web.Response:
-        return _json({"input_tokens": tokens.count(prompts.anthropic(self._body(call)).tokens)})
+        return json_answer({"input_tokens": tokens.count(prompts.anthropic(self._body(call)).tokens)})
 
     async def _responses(self, call: _Call) -> web.StreamResponse:
         body = self._body(call)
@@ -329,14 +326,14 @@ class Api:
         if previous is not None:
             before = self._find(previous)
             if before.job_id is not None:
-                raise _Refusal(400, f"Response with id '{previous}' is not complete.")
+                raise Refusal(400, f"Response with id '{previous}' is not complete.")
             messages = before.messages + messages
         prompt = prompts.responses(body, messages)
-        facts, job = self._accept(call, body, prompt, "resp_", _limit(body))
+        facts, job = self._accept(call, body, prompt, "resp_", token_limit(body))
         store, background = body.get("store") is not False, bool(body.get("background"))
         wire = Responses(facts, previous=previous, store=store)
         if background and not store:
-            raise _Refusal(400, "background can only be used when `store` is true", param="background")
+            raise Refusal(400, "background can only be used when `store` is true", param="background")
         stored = _Stored(wire.snapshot("queued" if background else "in_progress"))
 
         def keep(cached: int) -> None:
@@ -353,7 +350,7 @@ class Api:
         self._store(stored)
         listening = _Listening(self, None, call.record, _reason(facts.reply), then=keep)
         self.driver.submit(job, listening)
-        return _json(stored.snapshot)
+        return json_answer(stored.snapshot)
 
     async def _embeddings(self, call: _Call) -> web.StreamResponse:
         body = self._body(call)
@@ -363,7 +360,7 @@ class Api:
             given if isinstance(given, list) and not all(isinstance(one, int) for one in given) else [given]
         )
         if not listed:
-            raise _Refusal(400, "input: must not be empty")
+            raise Refusal(400, "input: must not be empty")
         rendered = [prompts.completion({"prompt": text}).tokens for text in listed]
         total = sum(map(tokens.count, rendered))
         if max(map(tokens.count, rendered)) >= self.settings.context_tokens:
@@ -392,7 +389,7 @@ class Api:
     ) -> tuple[Facts, Job]:
         """Decide on the reply and make the engine's job. Refuses what the context cannot hold."""
         if body.get("n") not in (None, 1):
-            raise _Refusal(400, "n: a simulated replica gives one choice", param="n")
+            raise Refusal(400, "n: a simulated replica gives one choice", param="n")
         length = tokens.count(prompt.tokens)
         room = self.settings.context_tokens - length
         if room < 1 or (limit is not None and limit > room):
@@ -400,7 +397,7 @@ class Api:
         made = reply(
             prompt,
             max_tokens=limit if limit is not None else room,
-            min_tokens=min(_whole(body, "min_tokens") or 0, room),
+            min_tokens=min(whole_number(body, "min_tokens") or 0, room),
             ignore_eos=limit is not None and body.get("ignore_eos") is True,
         )
         record = call.record
@@ -455,7 +452,7 @@ class Api:
         if fault is not None and fault.kind is Kind.SLOW:
             await asyncio.sleep(fault.amount)
         if fault is None or fault.kind is not Kind.CUT:
-            return _json(answer)
+            return json_answer(answer)
         whole = orjson.dumps(answer)
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         response.content_length = len(whole)
@@ -467,21 +464,21 @@ class Api:
     # Stored responses
 
     async def _get_response(self, call: _Call) -> web.Response:
-        return _json(self._find(call.request.match_info["id"]).snapshot)
+        return json_answer(self._find(call.request.match_info["id"]).snapshot)
 
     async def _cancel_response(self, call: _Call) -> web.Response:
         stored = self._find(call.request.match_info["id"])
         if stored.job_id is None:
-            raise _Refusal(400, "Cannot cancel a synchronous response.", param="response_id")
+            raise Refusal(400, "Cannot cancel a synchronous response.", param="response_id")
         self._stop(stored)
         stored.snapshot |= {"status": "cancelled"}
-        return _json(stored.snapshot)
+        return json_answer(stored.snapshot)
 
     async def _delete_response(self, call: _Call) -> web.Response:
         stored = self._find(call.request.match_info["id"])
         self._stop(stored)
         del self._stored[stored.snapshot["id"]]
-        return _json({"id": stored.snapshot["id"], "object": "response", "deleted": True})
+        return json_answer({"id": stored.snapshot["id"], "object": "response", "deleted": True})
 
     def _stop(self, stored: _Stored) -> None:
         if stored.job_id is not None and self.driver.abort(stored.job_id):
@@ -497,22 +494,22 @@ class Api:
         stored = self._stored.get(response_id) if isinstance(response_id, str) else None
         if stored is None:
             message = f"Response with id '{response_id}' not found."
-            raise _Refusal(404, message, kind="invalid_request_error", param="response_id")
+            raise Refusal(404, message, kind="invalid_request_error", param="response_id")
         return stored
 
     # The rest of vLLM's endpoints
 
     async def _unknown(self, _call: _Call) -> web.Response:
-        return _json({"detail": "Not Found"}, status=404)
+        return json_answer({"detail": "Not Found"}, status=404)
 
     async def _other_method(self, _call: _Call) -> web.Response:
-        return _json({"detail": "Method Not Allowed"}, status=405)
+        return json_answer({"detail": "Method Not Allowed"}, status=405)
 
     async def _health(self, _call: _Call) -> web.Response:
         return web.Response()
 
     async def _version(self, _call: _Call) -> web.Response:
-        return _json({"version": f"{__version__}+sim"})
+        return json_answer({"version": f"{__version__}+sim"})
 
     async def _metrics(self, _call: _Call) -> web.Response:
         stats = self.driver.stats()
@@ -530,23 +527,23 @@ class Api:
             "max_model_len": self.settings.context_tokens,
             "permission": [],
         }
-        return _json({"object": "list", "data": [card]})
+        return json_answer({"object": "list", "data": [card]})
 
     async def _tokenize(self, call: _Call) -> web.Response:
         body = self._body(call)
         prompt = prompts.chat(body) if "messages" in body else prompts.completion(body)
         ids = tokens.to_ids(prompt.tokens)
         answer = {"count": len(ids), "max_model_len": self.settings.context_tokens, "tokens": ids}
-        return _json(answer | {"token_strs": None})
+        return json_answer(answer | {"token_strs": None})
 
     async def _detokenize(self, call: _Call) -> web.Response:
         given = self._body(call).get("tokens")
         if not isinstance(given, list):
-            raise _Refusal(400, "tokens: a list of token ids is needed")
+            raise Refusal(400, "tokens: a list of token ids is needed")
         try:
-            return _json({"prompt": tokens.decode(tokens.from_ids(given))})
+            return json_answer({"prompt": tokens.decode(tokens.from_ids(given))})
         except ValueError as error:
-            raise _Refusal(400, f"tokens: {error}") from None
+            raise Refusal(400, f"tokens: {error}") from None
 
     # For tests
 
@@ -566,7 +563,7 @@ class Api:
             }
             for record in self.records
         ]
-        return _json({"requests": shown})
+        return json_answer({"requests": shown})
 
     async def _sim_state(self, _call: _Call) -> web.Response:
         stats = self.driver.stats()
@@ -580,20 +577,20 @@ class Api:
             "kv_usage": stats.kv_usage,
             "ended": self.ended,
         }
-        return _json(state)
+        return json_answer(state)
 
     async def _sim_arm(self, call: _Call) -> web.Response:
-        body = _object(call.record.body)
+        body = read_object(call.record.body)
         try:
             fault = Fault.parse(str(body.get("fault")))
-            self.arm(fault, count=_whole(body, "count"), path=str(body.get("path") or "/"))
+            self.arm(fault, count=whole_number(body, "count"), path=str(body.get("path") or "/"))
         except HomingError as error:
-            raise _Refusal(400, str(error)) from None
-        return _json({"armed": body.get("fault")})
+            raise Refusal(400, str(error)) from None
+        return json_answer({"armed": body.get("fault")})
 
     async def _sim_clear(self, _call: _Call) -> web.Response:
         self.faults.clear()
-        return _json({"armed": None})
+        return json_answer({"armed": None})
 
     def arm(self, fault: Fault, *, count: int | None, path: str) -> None:
         """Put a fault in force. `refuse` and `die` without a count need no request and happen at once."""
@@ -608,50 +605,20 @@ class Api:
 
     def _body(self, call: _Call) -> dict[str, Any]:
         """The body, an object that names no other model than ours."""
-        body = _object(call.record.body)
+        body = read_object(call.record.body)
         model = body.get("model")
         if model is not None and model != self.settings.model:
-            raise _Refusal(404, f"The model `{model}` does not exist.", param="model")
+            raise Refusal(404, f"The model `{model}` does not exist.", param="model")
         return body
 
-    def _too_long(self, prompt_tokens: int, limit: int | None) -> _Refusal:
-        return _Refusal(
+    def _too_long(self, prompt_tokens: int, limit: int | None) -> Refusal:
+        return Refusal(
             400,
             f"This model's maximum context length is {self.settings.context_tokens} tokens. However, you "
             f"requested {limit or 1} output tokens and your prompt contains {prompt_tokens} input tokens. "
             "Please reduce the length of the input prompt or the number of requested output tokens.",
             param="input_tokens",
         )
-
-
-def _object(raw: bytes) -> dict[str, Any]:
-    try:
-        body = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        raise _Refusal(400, f"JSON decode error: {error}", kind="Bad Request") from None
-    if not isinstance(body, dict):
-        raise _Refusal(400, "the body must be a JSON object", kind="Bad Request")
-    return body
-
-
-def _whole(body: prompts.Body, name: str) -> int | None:
-    value = body.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise _Refusal(400, f"{name}: a whole number of at least 0 is needed", param=name)
-    return value
-
-
-def _limit(body: prompts.Body) -> int | None:
-    """The most tokens that the client wants, by whichever name its dialect has for it."""
-    for name in ("max_completion_tokens", "max_output_tokens", "max_tokens"):
-        value = _whole(body, name)
-        if value == 0:
-            raise _Refusal(400, f"{name} must be at least 1, got 0.", param=name)
-        if value is not None:
-            return value
-    return None
 
 
 def _reason(made: Reply) -> str:
@@ -672,21 +639,6 @@ def _vector(text: bytes, encoding: object) -> list[float] | str:
     if encoding == "base64":
         return base64.b64encode(struct.pack(f"<{EMBEDDING_SIZE}f", *vector)).decode()
     return vector
-
-
-def _json(answer: object, *, status: int = 200) -> web.Response:
-    return web.Response(body=orjson.dumps(answer), status=status, content_type="application/json")
-
-
-def _error(path: str, refusal: _Refusal) -> web.Response:
-    if path.startswith("/v1/messages"):
-        kinds = {404: "not_found_error", 429: "rate_limit_error"}
-        kind = "api_error" if refusal.status >= 500 else kinds.get(refusal.status, "invalid_request_error")
-        error: dict[str, Any] = {"type": "error", "error": {"type": kind, "message": refusal.message}}
-    else:
-        shown = {"message": refusal.message, "type": refusal.kind, "param": refusal.param}
-        error = {"error": shown | {"code": refusal.status}}
-    return _json(error, status=refusal.status)
 
 
 def _abort(transport: asyncio.Transport | None) -> None:
