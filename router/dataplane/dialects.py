@@ -15,6 +15,7 @@ from msgspec import UNSET, Raw, UnsetType
 
 from router.base.errors import ErrorKind, Refused
 from router.base.ids import TenantId
+from router.core.hashing import hash64
 from router.core.request import EMPTY_CHAIN, Chain
 from router.dataplane.fingerprint import Message, Segments
 from router.dataplane.splice import RESERVED
@@ -157,7 +158,8 @@ class RequestReader:
                 body.decode()
             head = reading.decode(body)
             model = head.model or ""
-            chain = EMPTY_CHAIN if dialect is None else reading.chain(head, tenant, model)
+            plain = reading.is_plain(head)
+            chain = reading.chain(head, tenant, model, plain=plain)
         except UnicodeDecodeError as error:
             raise _refused(f"is not UTF-8: byte {error.start} is wrong") from error
         except msgspec.ValidationError as error:
@@ -166,15 +168,16 @@ class RequestReader:
             raise _refused(f"is not JSON: {_what(error, body)}") from error
         except RecursionError as error:
             raise _refused("is nested too deep") from error
-        has_options, asks_usage = _usage_options(head.stream_options)
+        options = head.stream_options
+        has_options, asks_usage = (False, False) if options is UNSET else _usage_options(options)
         return Read(
             model,
             bool(head.stream),
             chain,
-            reading.session_value(head),
+            None if plain else reading.session_value(head),
             _text(head.previous_response_id) if dialect is Dialect.RESPONSES else None,
             chain.hashes[chain.opening - 1] if chain.opening and self._derive else 0,
-            reading.reserved(head) != _NOTHING_RESERVED,
+            False if plain else reading.is_reserved(head),
             has_options,
             asks_usage,
         )
@@ -192,7 +195,16 @@ class _Head(Protocol):
 class _Reading:
     """How bodies of one dialect are read."""
 
-    __slots__ = ("_add_prompt", "_nothing", "_rendering", "_session", "_values", "decode", "reserved")
+    __slots__ = (
+        "_add_prompt",
+        "_optional",
+        "_optional_values",
+        "_rendering",
+        "_reserved",
+        "_roots",
+        "_session",
+        "decode",
+    )
 
     def __init__(self, dialect: Dialect | None, body_fields: Sequence[str]) -> None:
         names = {path: path.partition(".") for path in body_fields}
@@ -221,11 +233,25 @@ class _Reading:
             gc=False,
         )
         self.decode = cast("Callable[[bytes], _Head]", msgspec.json.Decoder(head).decode)
-        self.reserved = attrgetter(*RESERVED)
-        self._values = attrgetter(*self._rendering) if len(self._rendering) > 1 else _no_values
-        self._nothing = (UNSET,) * len(self._rendering)
+        # One look tells most bodies apart from those with anything that is seldom sent.
+        seldom = {
+            name: fields[name]
+            for name in (*RESERVED, *self._rendering, *(top for top, _, _ in names.values()))
+        }
+        self._optional = attrgetter(*(attribute for attribute, _, _ in seldom.values()))
+        self._optional_values = tuple(default for _, _, default in seldom.values())
+        self._reserved = attrgetter(*RESERVED)
         self._session = [(path, attrgetter(fields[top][0]), inner) for path, (top, _, inner) in names.items()]
         self._add_prompt = _ADD_PROMPT[dialect]
+        self._roots: dict[tuple[TenantId, str], int] = {}
+
+    def is_plain(self, head: _Head) -> bool:
+        """Whether the body has no member that names a session, is reserved, or changes the rendering."""
+        return bool(self._optional(head) == self._optional_values)
+
+    def is_reserved(self, head: _Head) -> bool:
+        """Whether the body has a member that is the router's to set."""
+        return bool(self._reserved(head) != _NOTHING_RESERVED)
 
     def session_value(self, head: _Head) -> tuple[str, str] | None:
         """The first configured member that names a session, and the name."""
@@ -241,18 +267,20 @@ class _Reading:
                 return path, text
         return None
 
-    def chain(self, head: _Head, tenant: TenantId, model: str) -> Chain:
+    def chain(self, head: _Head, tenant: TenantId, model: str, *, plain: bool) -> Chain:
         """The fingerprint of the body's prompt; empty where there is none."""
-        owner, name = tenant.encode(), model.encode()
-        root = b"%d:%b%d:%b" % (len(owner), owner, len(name), name)
+        root = self._roots.get((tenant, model))
+        if root is None:
+            if len(self._roots) >= _ROOTS:
+                self._roots.clear()
+            root = self._roots[tenant, model] = hash64(_sized(tenant.encode(), model.encode()))
         size = 0
-        values = self._values(head)
-        if values != self._nothing:
-            for member, value in zip(self._rendering, values, strict=True):
-                raw = _rendered(member, value)
-                root += b"%d:%b%d:%b" % (len(member), member.encode(), len(raw), raw) if raw else b""
-                if member == "documents":
-                    size += len(raw)
+        if not plain:
+            for member in self._rendering:
+                raw = _rendered(member, getattr(head, member))
+                if raw:
+                    root = hash64(_sized(member.encode(), raw), root)
+                    size += len(raw) if member == "documents" else 0
         segments = Segments(root, size)
         opening = self._add_prompt(head, segments)
         if len(segments.hashes) == 1:
@@ -260,11 +288,14 @@ class _Reading:
         return Chain(tuple(segments.hashes), tuple(segments.ends), opening)
 
 
+_ROOTS: Final = 1024
+"""Pairs of tenant and model whose root hash is remembered."""
 _NOTHING_RESERVED: Final = (UNSET,) * len(RESERVED)
 
 
-def _no_values(_head: object) -> tuple[()]:
-    return ()
+def _sized(*texts: bytes) -> bytes:
+    """Texts one after the other, each after its length, so that none can be taken for another."""
+    return b"".join(b"%d:%b" % (len(text), text) for text in texts)
 
 
 def _raw(value: Raw | UnsetType) -> bytes:

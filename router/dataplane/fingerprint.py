@@ -36,6 +36,7 @@ prompt, so they are left out here."""
 
 _MARK: Final = "cache_control"
 _MARK_BYTES: Final = b"cache_control"
+_join: Final = b"".join
 _MASK: Final = 0xFFFF_FFFF_FFFF_FFFF
 _QUOTE: Final = ord('"')
 _BRACKET: Final = ord("]")
@@ -86,9 +87,9 @@ class Segments:
 
     __slots__ = ("ends", "hashes")
 
-    def __init__(self, root: bytes, size: int = 0) -> None:
-        """`root` is what all of the prompt depends on; `size` is how many prompt bytes that puts in."""
-        self.hashes = [hash64(root)]
+    def __init__(self, root: int, size: int = 0) -> None:
+        """`root` is a hash of what all of the prompt depends on; `size` is the prompt bytes in that."""
+        self.hashes = [root]
         self.ends = [size]
 
     def add(self, payload: bytes) -> None:
@@ -125,13 +126,17 @@ class Segments:
         for message in messages:
             # Most messages are a role and a content, and need no more than these two side by side.
             payload = b""
-            if len(message) == 2 and "role" in message and "content" in message:
-                payload = b"".join((message["role"], message["content"]))
-                kind = payload[-1]  # of the content: a string, a list, or something else
-                if (kind != _QUOTE and (kind != _BRACKET or _needs_care(message["content"]))) or (
-                    billing and payload.startswith(b'"system"')
-                ):
-                    payload = b""
+            if len(message) == 2:
+                try:
+                    payload = _join((message["role"], message["content"]))
+                except KeyError:
+                    pass
+                else:
+                    kind = payload[-1]  # of the content: a string, a list, or something else
+                    if (kind != _QUOTE and (kind != _BRACKET or _needs_care(message["content"]))) or (
+                        billing and payload.startswith(b'"system"')
+                    ):
+                        payload = b""
             if not payload:
                 payload = message_payload(message, billing=billing)
             size = len(payload)

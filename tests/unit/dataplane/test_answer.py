@@ -85,6 +85,18 @@ STREAMS: dict[str, tuple[Dialect, bytes]] = {
             usage={"input_tokens": 9, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 5}},
         ),
     ),
+    "many events": (
+        CHAT,
+        b"".join(
+            event(delta(word))
+            for word in ["a", "bc", "", "usage", 'q"', "kv_transfer_params", "[DONE]", "é"] * 3
+        )
+        + event(delta("a", usage=counts(7, 1)))
+        + event(delta("a", kv_transfer_params=INTERNAL))
+        + b"".join(event(delta(word)) for word in ["d", "e"])
+        + LAST
+        + DONE,
+    ),
     "long chat": (
         CHAT,
         event(delta("x" * HELD, kv_transfer_params=INTERNAL, usage=counts(9, 2, 4))) + LAST + DONE,
@@ -126,6 +138,7 @@ def learned(reader: StreamReader) -> tuple[Usage | None, bool, str | None, bool]
         ("chat with CRLF", Usage(9, 2, 4), True, None, True),
         ("chat with CR", Usage(9, 2, 4), True, None, True),
         ("chat with comments", Usage(9, 2, 4), True, None, True),
+        ("many events", Usage(9, 2, 4), True, None, True),
         ("completions", Usage(9, 2, 4), True, None, True),
         ("messages", Usage(9, 2, 5), True, None, True),
         ("responses", Usage(9, 2, 5), True, "resp_1", True),
@@ -219,6 +232,28 @@ def test_a_piece_that_tells_nothing_is_handed_on_as_the_same_object() -> None:
     reader.feed(event(delta("a")))
     piece = event(delta("b")) + event(delta("c"))
     assert reader.feed(piece) is piece
+
+
+def test_events_that_differ_in_a_text_only_are_still_looked_at_where_they_differ_in_more() -> None:
+    reader = StreamReader(CHAT, hide_usage=True)
+    for word in ("a", "b", "c"):
+        reader.feed(event(delta(word)))
+    harmless = event(delta("usage"))
+    assert reader.feed(harmless) is harmless
+    inside = b'd"}}],"kv_transfer_params":{"e":1},"usage":{"prompt_tokens":3},"more":[{"x":{"y":"z'
+    out = reader.feed(harmless.replace(b"usage", inside))
+    assert json.loads(out[5:]).keys() == {"id", "choices", "usage", "more"}
+    assert reader.usage == Usage(3)
+
+
+@pytest.mark.parametrize("name", ["many events", "messages", "responses"])
+def test_a_stream_event_by_event_gives_the_same(name: str) -> None:
+    dialect, stream = STREAMS[name]
+    pieces = [piece + b"\n\n" for piece in stream.split(b"\n\n")[:-1]]
+    whole, one = through(dialect, [stream])
+    parts, many = through(dialect, pieces)
+    assert parts == whole
+    assert learned(many) == learned(one)
 
 
 def test_a_complete_event_is_never_held_back() -> None:
