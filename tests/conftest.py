@@ -8,6 +8,8 @@ import uvloop
 
 # Tests of these folders meet sockets, where the loops differ; elsewhere one loop is as good as the other.
 _ON_BOTH = ("integration",)
+# Client libraries do not care which loop the router runs on, so it runs on the one that it will.
+_ON_UVLOOP = ("clients",)
 
 
 def pytest_asyncio_loop_factories(
@@ -16,4 +18,6 @@ def pytest_asyncio_loop_factories(
     """uvloop is what the router runs on; plain asyncio is what it falls back to."""
     if item.path.parent.name in _ON_BOTH:
         return {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
+    if item.path.parent.name in _ON_UVLOOP:
+        return {"uvloop": uvloop.new_event_loop}
     return {"asyncio": asyncio.new_event_loop}

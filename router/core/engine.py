@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
 from itertools import count
 from random import Random
-from typing import Final
+from typing import Final, NamedTuple, NoReturn
 
 from router.base.errors import ErrorKind, Refused
 from router.base.ids import ReplicaId, SessionKey, TenantId
@@ -17,12 +17,12 @@ from router.core.decide import Candidate, Choice, Decision, FleetView, Kind
 from router.core.fleet import ModelCard, ReplicaSpec, ReplicaStatus, Report
 from router.core.hashing import hash64
 from router.core.health import (
+    Event,
     HealthTracker,
     ProbeFailed,
     ProbePassed,
     Restarted,
     State,
-    Transition,
     TurnFailed,
     TurnSucceeded,
 )
@@ -33,7 +33,7 @@ from router.core.ratio import TokenRatio
 from router.core.request import Turn
 from router.core.retry import RetryBudget
 from router.core.ring import Ring
-from router.core.session import Session, SessionTable
+from router.core.session import Session, SessionTable, WorkingSet
 
 # A replica that has not told its capacity is believed to hold this many tokens: a small 80 GiB card's
 # share for a mid-size model. Too high costs wrong predictions, too low forgets what is there.
@@ -50,6 +50,9 @@ _MAX_RESPONSES: Final = 100_000
 # Clocks of replica and scrape round differently: a start time that moved by less is the same process.
 _SAME_START_S: Final = 1.0
 
+# Failures halve every ten seconds: below this a replica's are history.
+_FORGOTTEN: Final = 0.01
+
 _AUTO_RELATIVE: Final = 2.0
 _AUTO_ABSOLUTE: Final = 32
 
@@ -58,12 +61,15 @@ class _Member:
     """One replica's live state. Only the engine touches it."""
 
     __slots__ = (
+        "capacity_tokens",
         "cards",
         "draining",
         "due",
         "epoch",
         "failing",
+        "foreign_total",
         "health",
+        "id",
         "in_flight",
         "models",
         "pending_tokens",
@@ -73,15 +79,21 @@ class _Member:
         "restarts",
         "shelf",
         "spec",
+        "well",
+        "working_set",
     )
 
-    def __init__(self, spec: ReplicaSpec, shelf: int, epoch: int) -> None:
+    def __init__(self, spec: ReplicaSpec, shelf: int, epoch: int, working_set: WorkingSet) -> None:
+        self.id = spec.id
         self.spec = spec
         self.shelf = shelf
         # One life of one process. Unique over the whole fleet and its past: a replica that left and came
         # back under the same name is another life.
         self.epoch = epoch
+        self.working_set = working_set
         self.health = HealthTracker()
+        self.well = False
+        """Healthy and not draining: may be chosen without asking its health any further."""
         self.draining = False
         self.models: frozenset[str] | None = None
         self.cards: tuple[ModelCard, ...] = ()
@@ -92,30 +104,51 @@ class _Member:
         self.report_at = 0.0
         self.placed_at = 0.0
         self.failing = False
+        """There are failures of late, so `recent_failures` is worth asking for."""
         self.restarts = 0
-
-    @property
-    def capacity_tokens(self) -> int | None:
+        self.capacity_tokens = spec.kv_tokens
         """KV capacity: the operator's word before the replica's; `None` where neither told."""
-        if self.spec.kv_tokens is not None:
-            return self.spec.kv_tokens
-        return self.report.kv_capacity_tokens if self.report is not None else None
+        self.foreign_total: float | None = None
+        """Requests running and waiting there as reported, ours among them; `None` = not reported."""
 
-    def serves(self, model: str) -> bool:
-        """Whether it may be sent this model. A replica that has not said what it serves may."""
-        return self.models is None or not model or model in self.models
+    def note(self, report: Report | None) -> None:
+        """Take in what it reports of itself, so that deciding need not look into the report."""
+        self.report = report
+        self.foreign_total = None
+        reported = None
+        if report is not None:
+            if report.running is not None and report.waiting is not None:
+                self.foreign_total = report.running + report.waiting
+            reported = report.kv_capacity_tokens
+        self.capacity_tokens = self.spec.kv_tokens if self.spec.kv_tokens is not None else reported
 
 
 class _Model:
     """What is learned of one model."""
 
-    __slots__ = ("ratio", "tag")
+    __slots__ = ("_tag", "ratio")
 
     def __init__(self, name: str) -> None:
         self.ratio = TokenRatio()
-        self.tag = f"{hash64(name.encode('utf-8', 'surrogatepass')):016x}"
-        """Sets the sessions of one id apart by model: an agent that uses a large and a small model under
-        one id has two prompts, and each has its own home."""
+        self._tag = f"{hash64(name.encode('utf-8', 'surrogatepass')):016x}"
+
+    def key(self, session: SessionKey) -> SessionKey:
+        """The key in the session table of a session with this model.
+
+        An agent that uses a large and a small model under one id has two prompts, each with its own home.
+        """
+        return session + self._tag  # type: ignore[return-value] # spares a call; a key and a tag are a key
+
+
+class _Stored(NamedTuple):
+    """A response that a replica keeps, so that later turns can go on from it without sending it again."""
+
+    replica: ReplicaId
+    epoch: int
+    session: SessionKey | None
+    """The session of the turn that it answers."""
+    tail: int
+    """The last segment of that turn's chain."""
 
 
 class Ticket:
@@ -125,15 +158,19 @@ class Ticket:
     nothing counts after the end.
     """
 
-    __slots__ = ("_engine", "_epoch", "_member", "_missing", "_open", "_ttft_s", "decision", "turn")
+    __slots__ = ("_engine", "_epoch", "_member", "_missing", "_model", "_open", "_ttft_s", "decision", "turn")
 
-    def __init__(self, engine: "Engine", turn: Turn, decision: Decision, member: _Member) -> None:
+    def __init__(
+        self, engine: "Engine", turn: Turn, decision: Decision, member: _Member, model: _Model
+    ) -> None:
         self.turn = turn
         self.decision = decision
         self._engine = engine
         self._member = member
         self._epoch = member.epoch
-        self._missing = max(0, decision.prompt_tokens - decision.cached_tokens)
+        self._model = model
+        missing = decision.prompt_tokens - decision.cached_tokens
+        self._missing = missing if missing > 0 and turn.computes else 0
         self._open = True
         self._ttft_s: float | None = None
 
@@ -194,14 +231,15 @@ class Engine:
         self._sessions = sessions if sessions is not None else SessionTable(idle_s=idle_s)
         self._budgets = tuple(RetryBudget(share=plan.retry.budget) for plan in plans)
         self._models: OrderedDict[str, _Model] = OrderedDict()
-        # (tenant, response id) → (replica, its epoch)
-        self._responses: OrderedDict[tuple[TenantId, str], tuple[ReplicaId, int]] = OrderedDict()
+        self._responses: OrderedDict[tuple[TenantId, str], _Stored] = OrderedDict()
         self._members: dict[ReplicaId, _Member] = {}
         self._ordered: tuple[_Member, ...] = ()
         self._rings: dict[int, Ring] = {}
         self._epochs = count()
         self._admitted = count()
+        # Decisions a plan has made, and how many of them its retry budget has been told of.
         self._served = [0] * len(self._plans)
+        self._deposited = [0] * len(self._plans)
         self.set_replicas((), 0.0)
 
     @property
@@ -216,24 +254,27 @@ class Engine:
 
         `failed` names the replicas that failed this very turn, in order: they are not chosen again.
         """
-        if not failed:
-            self._budgets[plan].deposit(now)
+        if turn.response_id is not None:
+            turn = self._continued(turn)
+        model = self._model(turn.model)
         try:
-            decision, member = self._decide(turn, now, plan, failed)
+            decision, member = self._decide(turn, now, plan, failed, model)
         except Refused as refusal:
             kind, message = refusal.kind, refusal.message
             self._tell(lambda o: o.on_refused(turn, kind, message, now))
             raise
         self._served[plan] += 1
-        ticket = Ticket(self, turn, decision, member)
+        ticket = Ticket(self, turn, decision, member, model)
         member.in_flight += 1
-        member.pending_tokens += ticket._missing
+        missing = ticket._missing
+        if missing:
+            member.pending_tokens += missing
+            if not turn.stream:
+                # The answer's first byte comes after all decoding, so it says nothing of prefill.
+                due = now + member.pending_tokens / _PREFILL_TOKENS_PER_S
+                heappush(member.due, (due, next(self._admitted), ticket))
         if decision.kind is Kind.NEW:
             member.placed_at = now
-        if not turn.stream and ticket._missing:
-            # The answer's first byte comes after all decoding, so it says nothing of prefill.
-            due = now + member.pending_tokens / _PREFILL_TOKENS_PER_S
-            heappush(member.due, (due, next(self._admitted), ticket))
         if self._observer is not None:
             try:
                 self._observer.on_decision(turn, decision)
@@ -246,9 +287,11 @@ class Engine:
 
         Draws from a copy of the random source, so that asking does not change what comes next.
         """
+        if turn.response_id is not None:
+            turn = self._continued(turn)
         state = self._rng.getstate()
         try:
-            return self._decide(turn, now, plan, ())[0]
+            return self._decide(turn, now, plan, (), self._model(turn.model))[0]
         finally:
             self._rng.setstate(state)
 
@@ -258,68 +301,96 @@ class Engine:
         deaths = sum(outcome is Outcome.DIED for outcome in outcomes)
         if len(outcomes) > retry.attempts or deaths > retry.after_death:
             return False
-        return self._budgets[plan].withdraw(now)
+        budget = self._budgets[plan]
+        budget.deposit(now, self._served[plan] - self._deposited[plan])
+        self._deposited[plan] = self._served[plan]
+        return budget.withdraw(now)
 
     def stored(self, tenant: TenantId, response_id: str, ticket: Ticket) -> None:
-        """A response with this id is stored on the ticket's replica: later references are pinned there."""
+        """A response with this id is stored on the ticket's replica: later references are pinned there.
+
+        May be called again."""
         key = (tenant, response_id)
-        self._responses[key] = (ticket.decision.replica, ticket._epoch)
+        turn = ticket.turn
+        tail = turn.chain.hashes[-1] if turn.chain.hashes else 0
+        self._responses[key] = _Stored(ticket.decision.replica, ticket._epoch, turn.session, tail)
         self._responses.move_to_end(key)
         if len(self._responses) > _MAX_RESPONSES:
             self._responses.popitem(last=False)
 
+    def _continued(self, turn: Turn) -> Turn:
+        """A turn that goes on from a stored response is of that response's session, unless it has an id of
+        its own: it carries nothing else that a session could be derived from."""
+        assert turn.response_id is not None
+        stored = self._responses.get((turn.tenant, turn.response_id))
+        if stored is None or (turn.session is not None and turn.session_source != "derived"):
+            return turn
+        return turn._replace(session=stored.session)
+
     def _decide(
-        self, turn: Turn, now: float, plan_index: int, failed: tuple[ReplicaId, ...]
+        self, turn: Turn, now: float, plan_index: int, failed: tuple[ReplicaId, ...], model: _Model
     ) -> tuple[Decision, _Member]:
         plan = self._plans[plan_index]
-        members = self._eligible(turn, now, failed)
-        view = self._look(turn, now, plan_index, members)
-        choice = self._pinned(turn, view) if turn.response_id is not None else None
-        if choice is None:
-            choice = plan.strategy.choose(turn, view, self._rng)
-        chosen = choice.candidate
-        home = view.home
+        view = self._look(turn, now, plan_index, self._eligible(turn, now, failed), model)
+        pinned = self._pinned(turn, view) if turn.response_id is not None else None
+        choice = pinned if pinned is not None else plan.strategy.choose(turn, view, self._rng)
+        chosen, reason, prices = choice
+        replica = chosen.replica
+        candidates, home, prompt_tokens = view.candidates, view.home, view.prompt_tokens
         if failed:
             kind = Kind.FAILOVER
+        elif pinned is not None:
+            kind = Kind.HOME
         elif turn.session is None:
             kind = Kind.PASS
         elif home is None:
             kind = Kind.NEW
-        elif chosen.replica == home:
+        elif replica == home:
             kind = Kind.HOME
-        elif any(candidate.replica == home for candidate in view.candidates):
+        elif any(candidate.replica == home for candidate in candidates):
             kind = Kind.SPILL
         else:
             kind = Kind.FAILOVER
+        cached = chosen.cached_tokens
         decision = Decision(
-            chosen.replica,
+            replica,
             kind,
-            choice.reason,
+            reason,
             plan.name,
-            view.candidates,
-            choice.prices,
+            candidates,
+            prices,
             home,
-            view.prompt_tokens,
-            min(chosen.cached_tokens, view.prompt_tokens),
+            prompt_tokens,
+            cached if cached < prompt_tokens else prompt_tokens,
             len(failed),
             now,
         )
-        return decision, self._members[chosen.replica]
+        return decision, self._members[replica]
 
     def _eligible(self, turn: Turn, now: float, failed: tuple[ReplicaId, ...]) -> list[_Member]:
-        """Replicas that this turn may go to. Raises `Refused` with the reason there are none."""
-        healthy = State.HEALTHY
-        well = [
+        """Replicas that this turn may go to. Raises `Refused` with the reason there are none.
+
+        A replica that has not said what it serves may be sent any model.
+        """
+        name = turn.model
+        members = [
             member
             for member in self._ordered
-            if not member.draining
-            and (member.health.state is healthy or member.health.admits(member.in_flight, now))
+            if (member.well or self._returning(member, now))
+            and (member.models is None or name in member.models or not name)
         ]
-        members = [member for member in well if member.serves(turn.model)]
         if failed:
-            members = [member for member in members if member.spec.id not in failed]
-        if members:
-            return members
+            members = [member for member in members if member.id not in failed]
+        if not members:
+            self._refuse(turn, now, failed)
+        return members
+
+    def _returning(self, member: _Member, now: float) -> bool:
+        """Whether a replica that is not quite well may have one more turn."""
+        return not member.draining and member.health.admits(member.in_flight, now)
+
+    def _refuse(self, turn: Turn, now: float, failed: tuple[ReplicaId, ...]) -> NoReturn:
+        """Say why no replica may have the turn."""
         if not self._ordered:
             raise Refused(
                 ErrorKind.NO_REPLICAS, "no replicas are configured: add them to the config, or pass --replica"
@@ -328,8 +399,9 @@ class Engine:
             raise Refused(
                 ErrorKind.UPSTREAM_FAILED, f"no further replica to try: {', '.join(failed)} failed this turn"
             )
+        well = [member for member in self._ordered if member.well or self._returning(member, now)]
         if not well:
-            states = ", ".join(f"{m.spec.id} {_describe(m)}" for m in self._ordered[:8])
+            states = ", ".join(f"{member.id} {_describe(member)}" for member in self._ordered[:8])
             more = len(self._ordered) - 8
             raise Refused(
                 ErrorKind.NONE_HEALTHY,
@@ -342,86 +414,84 @@ class Engine:
             f"no live replica serves the model {turn.model!r}; served: {', '.join(served[:16]) or 'none'}",
         )
 
-    def _look(self, turn: Turn, now: float, plan_index: int, members: list[_Member]) -> FleetView:
+    def _look(
+        self, turn: Turn, now: float, plan_index: int, members: list[_Member], model: _Model
+    ) -> FleetView:
         """The frozen view for one turn. Raises `Refused` where all are over a hard limit."""
         plan = self._plans[plan_index]
-        chain = turn.chain
-        ratio = self._model(turn.model).ratio.value
-        prompt_tokens = int(chain.ends[-1] * ratio) if chain.ends else 0
-        depths = dict(self._index.match(chain.hashes)) if chain.hashes else {}
-        session = self._sessions.get(self._session_key(turn), now) if turn.session is not None else None
+        hashes, ends, _ = turn.chain
+        ratio = model.ratio.value
+        prompt_tokens = int(ends[-1] * ratio) if ends else 0
+        depths = dict(self._index.match(hashes)) if hashes else {}
         home: ReplicaId | None = None
         home_cached = -1
+        session = self._sessions.get(model.key(turn.session), now) if turn.session is not None else None
         if session is not None:
             home_member = self._members.get(session.home)
-            if home_member is None or home_member.epoch == session.home_epoch:
+            if home_member is None:
                 home = session.home
-            if home is not None and home_member is not None:
+            elif home_member.epoch == session.home_epoch:
+                home = session.home
+                resident = session.resident_tokens
                 depth = depths.get(home_member.shelf, 0)
-                if depth and chain.hashes[depth - 1] == session.tail:
+                if depth and hashes[depth - 1] == session.tail:
                     # The prompt goes on from the last turn: its length and its reply are known, not
                     # estimated, and the reply's tokens are in the cache too.
-                    known = session.resident_tokens - session.reply_tokens
-                    grown = int((chain.ends[-1] - chain.ends[depth - 1]) * ratio)
-                    prompt_tokens = known + grown
-                    home_cached = min(session.resident_tokens, prompt_tokens)
+                    grown = int((ends[-1] - ends[depth - 1]) * ratio)
+                    prompt_tokens = resident - session.reply_tokens + grown
+                    home_cached = resident if resident < prompt_tokens else prompt_tokens
+                elif turn.response_id is not None and self._goes_on(turn, session):
+                    # The body holds only what is new: all that came before is in the replica's keeping.
+                    home_cached = resident
+                    prompt_tokens += resident
 
-        limit = plan.overload.in_flight
-        soft_limit = (
-            _AUTO_RELATIVE * sum(m.in_flight for m in members) / len(members) + _AUTO_ABSOLUTE
-            if limit is None
-            else 0.0
-        )
-        kv_limit = plan.overload.kv_usage
-        hard_over = 0
+        limit, kv_limit = plan.overload.in_flight, plan.overload.kv_usage
+        in_flights = [member.in_flight for member in members]
+        if limit is None:
+            most = int(_AUTO_RELATIVE * sum(in_flights) / len(members)) + _AUTO_ABSOLUTE
+        else:
+            most = limit - 1
+            if min(in_flights) > most:
+                raise Refused(
+                    ErrorKind.OVERLOADED,
+                    f"every replica that could take this turn is at the policy's limit of {limit} turns in flight",
+                    retry_after_s=1.0,
+                )
         candidates = []
         for member in members:
             if member.due:
                 self._pass_prefill(member, now)
             in_flight = member.in_flight
             over: str | None = None
-            if limit is not None:
-                if in_flight >= limit:
-                    over = f"{in_flight} in flight, limit {limit}"
-                    hard_over += 1
-            elif in_flight > soft_limit:
-                over = f"{in_flight} in flight, over twice the mean + {_AUTO_ABSOLUTE}"
-            foreign: float | None = None
-            report = member.report
-            if report is not None:
-                if report.running is not None and report.waiting is not None:
-                    foreign = max(0.0, report.running + report.waiting - in_flight)
-                if kv_limit is not None and report.kv_usage is not None and report.kv_usage > kv_limit:
-                    over = over or f"KV usage {report.kv_usage:.2f}, limit {kv_limit}"
-            failures = 0.0
-            if member.failing:
-                failures = member.health.recent_failures(now)
-                member.failing = failures > 0.01
-            spec_id = member.spec.id
-            if spec_id == home and home_cached >= 0:
+            if in_flight > most:
+                over = f"{in_flight} in flight, limit {most + 1}"
+            elif kv_limit is not None and member.report is not None:
+                usage = member.report.kv_usage
+                if usage is not None and usage > kv_limit:
+                    over = f"KV usage {usage:.2f}, limit {kv_limit:g}"
+            foreign = member.foreign_total
+            if foreign is not None:
+                foreign = foreign - in_flight if foreign > in_flight else 0.0
+            replica = member.id
+            if replica == home and home_cached >= 0:
                 cached = home_cached
+            elif depth := depths.get(member.shelf, 0):
+                cached = int(ends[depth - 1] * ratio)
             else:
-                depth = depths.get(member.shelf, 0)
-                cached = int(chain.ends[depth - 1] * ratio) if depth else 0
+                cached = 0
             candidates.append(
                 Candidate(
-                    spec_id,
+                    replica,
                     cached,
                     in_flight,
                     member.pending_tokens,
-                    self._sessions.living_tokens(spec_id, member.epoch),
+                    member.working_set.tokens,
                     member.capacity_tokens,
                     foreign,
-                    failures,
+                    self._recent_failures(member, now) if member.failing else 0.0,
                     member.placed_at,
                     over,
                 )
-            )
-        if limit is not None and hard_over == len(members):
-            raise Refused(
-                ErrorKind.OVERLOADED,
-                f"every replica that could take this turn has {limit} turns in flight, the policy's limit",
-                retry_after_s=1.0,
             )
         return FleetView(
             now,
@@ -432,6 +502,18 @@ class Engine:
             self._served[plan_index],
         )
 
+    @staticmethod
+    def _recent_failures(member: _Member, now: float) -> float:
+        failures = member.health.recent_failures(now)
+        member.failing = failures > _FORGOTTEN
+        return failures
+
+    def _goes_on(self, turn: Turn, session: Session) -> bool:
+        """Whether the response that the turn refers to is the answer to the session's last turn."""
+        assert turn.response_id is not None
+        stored = self._responses.get((turn.tenant, turn.response_id))
+        return stored is not None and stored.tail == session.tail
+
     def _pinned(self, turn: Turn, view: FleetView) -> Choice | None:
         """The replica that stores the response that the turn refers to; `None` if nobody knows it.
 
@@ -441,9 +523,9 @@ class Engine:
         pin = self._responses.get((turn.tenant, turn.response_id))
         if pin is None:
             return None
-        replica, epoch = pin
+        replica = pin.replica
         member = self._members.get(replica)
-        if member is None or member.epoch != epoch:
+        if member is None or member.epoch != pin.epoch:
             del self._responses[turn.tenant, turn.response_id]
             raise Refused(
                 ErrorKind.PINNED_GONE,
@@ -455,7 +537,7 @@ class Engine:
                 return Choice(candidate, "holds the response")
         raise Refused(
             ErrorKind.PINNED_GONE,
-            f"response {turn.response_id!r} is stored on replica {replica}, which is {_describe(member)}",
+            f"response {turn.response_id!r} is stored on replica {replica}, which {_describe(member)}",
             retry_after_s=1.0,
         )
 
@@ -468,19 +550,23 @@ class Engine:
 
     def _accepted(self, ticket: Ticket, now: float) -> None:
         turn, member = ticket.turn, ticket._member
-        if member.epoch != ticket._epoch or self._members.get(member.spec.id) is not member:
+        if not turn.computes or member.epoch != ticket._epoch or self._members.get(member.id) is not member:
             return
-        chain = turn.chain
-        if chain.hashes:
-            self._index.touch(member.shelf, chain.hashes, chain.ends)
+        hashes, ends, _ = turn.chain
+        if hashes:
+            self._index.touch(member.shelf, hashes, ends)
         if turn.session is None:
             return
+        key = ticket._model.key(turn.session)
+        if not hashes and self._sessions.get(key, now) is not None:
+            # A turn without a prompt adds nothing to the session and takes nothing from it.
+            return
         _, before = self._sessions.bind(
-            self._session_key(turn),
-            home=member.spec.id,
+            key,
+            home=member.id,
             epoch=member.epoch,
             resident_tokens=ticket.decision.prompt_tokens,
-            tail=chain.hashes[-1] if chain.hashes else 0,
+            tail=hashes[-1] if hashes else 0,
             reply_tokens=0,
             model=turn.model,
             tenant=turn.tenant,
@@ -489,7 +575,7 @@ class Engine:
         )
         self._sessions.expire(now)
         if before is not None and self._observer is not None:
-            session, after = turn.session, member.spec.id
+            session, after = turn.session, member.id
             self._tell(lambda o: o.on_moved(session, before, after, now))
 
     def _ended(self, ticket: Ticket, outcome: Outcome, now: float, usage: Usage | None) -> None:
@@ -497,36 +583,30 @@ class Engine:
         member.in_flight -= 1
         if outcome in FAILURES:
             member.failing = True
-            decisive = outcome in (Outcome.CONNECT_FAILED, Outcome.DIED)
-            self._moved(
-                member,
-                member.health.observe(TurnFailed(outcome.value.replace("_", " "), decisive), now),
-                now,
-            )
-        elif outcome is not Outcome.CANCELLED and (
+            decisive = outcome is Outcome.CONNECT_FAILED or outcome is Outcome.DIED
+            self._health(member, TurnFailed(outcome.value.replace("_", " "), decisive), now)
+        elif outcome is not Outcome.CANCELLED and (member.failing or not member.well):
             # A success changes nothing where there is nothing to recover from: most turns skip the call.
-            member.failing or member.health.state is not State.HEALTHY
-        ):
-            self._moved(member, member.health.observe(TurnSucceeded(), now), now)
+            self._health(member, TurnSucceeded(), now)
         if usage is not None and usage.prompt_tokens is not None:
-            if turn.chain.ends:
-                self._model(turn.model).ratio.observe(turn.chain.ends[-1], usage.prompt_tokens)
+            hashes, ends, _ = turn.chain
+            if ends and turn.response_id is None:
+                ticket._model.ratio.observe(ends[-1], usage.prompt_tokens)
             if turn.session is not None and ticket._ttft_s is not None:
                 reply = usage.completion_tokens or 0
                 self._sessions.credit(
-                    self._session_key(turn),
-                    home=member.spec.id,
+                    ticket._model.key(turn.session),
+                    home=member.id,
                     epoch=ticket._epoch,
-                    tail=turn.chain.hashes[-1] if turn.chain.hashes else 0,
+                    tail=hashes[-1] if hashes else 0,
                     resident_tokens=usage.prompt_tokens + reply,
                     reply_tokens=reply,
                 )
         if self._observer is not None:
+            decision = ticket.decision
             ttft_s = ticket._ttft_s if turn.stream else None
             try:
-                self._observer.on_ended(
-                    Ended(turn, ticket.decision, outcome, usage, ttft_s, now - ticket.decision.at, now)
-                )
+                self._observer.on_ended(Ended(turn, decision, outcome, usage, ttft_s, now - decision.at, now))
             except Exception as error:  # noqa: BLE001 - an observer must never stop routing
                 self._detach(error)
 
@@ -537,11 +617,6 @@ class Engine:
             if len(self._models) > _MAX_MODELS:
                 self._models.popitem(last=False)
         return model
-
-    def _session_key(self, turn: Turn) -> SessionKey:
-        """The key of the turn's session in the table: the session's own, then the model's tag."""
-        assert turn.session is not None
-        return SessionKey(turn.session + self._model(turn.model).tag)
 
     # --- facts about replicas -----------------------------------------------------------------------
 
@@ -559,26 +634,29 @@ class Engine:
                 del self._members[replica]
             else:
                 member.spec = spec
+                member.note(member.report)
                 self._resize(member)
         for replica, spec in wanted.items():
             if replica not in self._members:
-                member = _Member(spec, self._index.open_shelf(None), next(self._epochs))
+                epoch = next(self._epochs)
+                working_set = self._sessions.working_set(replica, epoch)
+                member = _Member(spec, self._index.open_shelf(None), epoch, working_set)
                 member.placed_at = now
                 self._members[replica] = member
                 self._resize(member)
         self._ordered = tuple(self._members[replica] for replica in sorted(self._members))
-        names = tuple(member.spec.id for member in self._ordered)
+        names = tuple(member.id for member in self._ordered)
         self._rings = {plan.vnodes: Ring(names, plan.vnodes) for plan in self._plans}
 
     def probe_passed(self, replica: ReplicaId, now: float) -> None:
         """Its health endpoint answered well. Unknown replicas are ignored: a probe may outlive one."""
         if (member := self._members.get(replica)) is not None:
-            self._moved(member, member.health.observe(ProbePassed(), now), now)
+            self._health(member, ProbePassed(), now)
 
     def probe_failed(self, replica: ReplicaId, why: str, now: float) -> None:
         """Its health endpoint did not; `why` in words."""
         if (member := self._members.get(replica)) is not None:
-            self._moved(member, member.health.observe(ProbeFailed(why), now), now)
+            self._health(member, ProbeFailed(why), now)
 
     def report(self, replica: ReplicaId, report: Report, now: float) -> None:
         """One look at its metrics. A start time that moved means a new process, which is cold."""
@@ -590,7 +668,7 @@ class Engine:
             report = report._replace(start_time=before)
         elif before is not None and abs(report.start_time - before) > _SAME_START_S:
             self._restarted(member, now)
-        member.report = report
+        member.note(report)
         member.report_at = now
         self._resize(member)
 
@@ -602,12 +680,14 @@ class Engine:
 
     def drain(self, replica: ReplicaId, on: bool) -> None:
         """Give it no more turns, or give it turns again. Raises `KeyError` if it is unknown."""
-        self._members[replica].draining = on
+        member = self._members[replica]
+        member.draining = on
+        member.well = not on and member.health.state is State.HEALTHY
 
     def end_session(self, key: SessionKey) -> bool:
         """Forget a session, with every model it used or, by the longer key that `sessions` shows, with one.
         Whether there was one."""
-        keys = [SessionKey(key + model.tag) for model in self._models.values()]
+        keys = [model.key(key) for model in self._models.values()]
         return sum(self._sessions.forget(each) for each in (key, *keys)) > 0
 
     def _restarted(self, member: _Member, now: float) -> None:
@@ -615,10 +695,11 @@ class Engine:
         member.restarts += 1
         self._index.close_shelf(member.shelf)
         member.shelf = self._index.open_shelf(None)
-        self._sessions.forget_replica(member.spec.id)
-        self._moved(member, member.health.observe(Restarted(), now), now)
+        self._sessions.forget_replica(member.id)
+        member.working_set = self._sessions.working_set(member.id, member.epoch)
+        self._health(member, Restarted(), now)
         if self._observer is not None:
-            replica = member.spec.id
+            replica = member.id
             self._tell(lambda o: o.on_restarted(replica, now))
 
     def _resize(self, member: _Member) -> None:
@@ -630,7 +711,7 @@ class Engine:
 
     def replica_ids(self) -> tuple[ReplicaId, ...]:
         """The fleet, by name."""
-        return tuple(member.spec.id for member in self._ordered)
+        return tuple(member.id for member in self._ordered)
 
     def spec(self, replica: ReplicaId) -> ReplicaSpec:
         """Its configuration. Raises `KeyError` if it is unknown."""
@@ -649,7 +730,7 @@ class Engine:
         """A copy of what is known of every replica."""
         return tuple(
             ReplicaStatus(
-                id=member.spec.id,
+                id=member.id,
                 url=member.spec.url,
                 health=member.health.state.value,
                 why=member.health.why,
@@ -657,8 +738,8 @@ class Engine:
                 models=tuple(sorted(member.models)) if member.models is not None else None,
                 in_flight=member.in_flight,
                 pending_tokens=member.pending_tokens,
-                working_set_tokens=self._sessions.living_tokens(member.spec.id, member.epoch),
-                sessions=self._sessions.living_sessions(member.spec.id, member.epoch),
+                working_set_tokens=member.working_set.tokens,
+                sessions=member.working_set.sessions,
                 index_segments=self._index.segments(member.shelf),
                 report=member.report,
                 report_age_s=now - member.report_at if member.report is not None else None,
@@ -679,14 +760,12 @@ class Engine:
 
     # --- observing ----------------------------------------------------------------------------------
 
-    def _moved(self, member: _Member, transitions: list[Transition], now: float) -> None:
-        if self._observer is None:
-            return
-        for transition in transitions:
-            change = HealthChange(
-                member.spec.id, transition.before.value, transition.after.value, transition.why, now
-            )
+    def _health(self, member: _Member, event: Event, now: float) -> None:
+        """Feed one event to a replica's health, and tell of what it changed."""
+        for before, after, why in member.health.observe(event, now):
+            change = HealthChange(member.id, before.value, after.value, why, now)
             self._tell(lambda o, change=change: o.on_health(change))  # type: ignore[misc] # bound per turn of the loop
+        member.well = member.health.state is State.HEALTHY and not member.draining
 
     def _tell(self, say: Callable[[Observer], None]) -> None:
         if self._observer is None:

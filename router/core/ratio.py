@@ -22,17 +22,14 @@ _STEP: Final = log(2.0)
 class TokenRatio:
     """A running estimate, in the log domain, where twice too many is as far off as half too few."""
 
-    __slots__ = ("_log", "_weight")
+    __slots__ = ("_log", "_weight", "value")
 
     def __init__(self, seed: float = 0.25) -> None:
         """`seed`: tokens a byte to assume before any report. It weighs as much as one long prompt."""
-        self._log = log(min(MOST, max(LEAST, seed)))
+        self.value = min(MOST, max(LEAST, seed))
+        """Tokens per prompt byte, within [`LEAST`, `MOST`]. Read-only."""
+        self._log = log(self.value)
         self._weight = 1.0
-
-    @property
-    def value(self) -> float:
-        """Tokens per prompt byte, within [`LEAST`, `MOST`]."""
-        return min(MOST, max(LEAST, exp(self._log)))
 
     def observe(self, prompt_bytes: int, prompt_tokens: int) -> None:
         """Learn from a prompt whose length in tokens was reported. A length of zero or less says nothing."""
@@ -43,6 +40,7 @@ class TokenRatio:
         self._weight += weight
         gain = weight * max(_GAIN, 1.0 / self._weight)
         self._log += gain * min(_STEP, max(-_STEP, sample - self._log))
+        self.value = min(MOST, max(LEAST, exp(self._log)))
 
     def tokens(self, prompt_bytes: int) -> int:
         """The estimate for a prompt, rounded up: a prompt that is not empty has at least one token."""

@@ -45,3 +45,5 @@ class Turn(NamedTuple):
     response_id: str | None = None
     """The stored response that this request refers to: it lives on one replica, a hard pin."""
     stream: bool = False
+    computes: bool = True
+    """Whether the replica prefills the prompt. False where it only counts or splits it: no KV stays there."""

@@ -25,10 +25,10 @@ class RetryBudget:
         self._tokens = burst
         self._filled_at: float | None = None
 
-    def deposit(self, now: float) -> None:
-        """Count one request, which is not itself a retry."""
+    def deposit(self, now: float, requests: int = 1) -> None:
+        """Count requests, which are not themselves retries."""
         self._fill(now)
-        self._tokens = min(self._burst, self._tokens + self._share)
+        self._tokens = min(self._burst, self._tokens + self._share * requests)
 
     def withdraw(self, now: float) -> bool:
         """Take the token for one retry. False, and nothing taken, where there is none."""

@@ -31,6 +31,8 @@ class WorkingSet:
 
     tokens: int = 0
     sessions: int = 0
+    over: bool = False
+    """The life has ended: nothing counts in it any more."""
 
 
 @dataclass(slots=True)
@@ -78,7 +80,7 @@ class SessionTable:
         # In order of last turn, oldest first.
         self._sessions: OrderedDict[SessionKey, Session] = OrderedDict()
         self._latest = float("-inf")
-        # Only lives with sessions have an entry, only replicas with a life have one.
+        # Grows with the lives of replicas, and shrinks with `forget_replica`, which ends them.
         self._working_sets: dict[ReplicaId, dict[int, WorkingSet]] = {}
 
     def __len__(self) -> int:
@@ -130,23 +132,28 @@ class SessionTable:
                 source=source,
             )
             self._sessions[key] = session
+            self._count(session)
         else:
-            self._discount(session)
             if session.home != home:
                 moved_from = session.home
                 session.moves += 1
+            if session.home_epoch == epoch and moved_from is None and not session.counted_in.over:
+                session.counted_in.tokens += resident_tokens - session.resident_tokens
+                session.resident_tokens = resident_tokens
+            else:
+                self._discount(session)
+                session.home = home
+                session.home_epoch = epoch
+                session.resident_tokens = resident_tokens
+                self._count(session)
             session.model = model
             session.tenant = tenant
-            session.home = home
-            session.home_epoch = epoch
-            session.resident_tokens = resident_tokens
             session.tail = tail
             session.reply_tokens = reply_tokens
             session.turns += 1
             session.last_turn_at = now
             session.source = source
             self._sessions.move_to_end(key)
-        self._count(session)
         if len(self._sessions) > self._max_sessions:
             self._drop(next(iter(self._sessions)))
         return session, moved_from
@@ -196,17 +203,21 @@ class SessionTable:
 
         The sessions stay and still name it as their home; each counts again with its next turn.
         """
-        self._working_sets.pop(replica, None)
+        for working_set in self._working_sets.pop(replica, {}).values():
+            working_set.over = True
 
-    def living_tokens(self, replica: ReplicaId, epoch: int) -> int:
-        """Tokens of the sessions that live on this replica in this life of it."""
-        working_set = self._working_sets.get(replica, {}).get(epoch)
-        return 0 if working_set is None else working_set.tokens
+    def working_set(self, replica: ReplicaId, epoch: int) -> WorkingSet:
+        """The sum over the sessions that live on this replica in this life of it, kept up to date.
 
-    def living_sessions(self, replica: ReplicaId, epoch: int) -> int:
-        """How many sessions live on this replica in this life of it."""
-        working_set = self._working_sets.get(replica, {}).get(epoch)
-        return 0 if working_set is None else working_set.sessions
+        The same object until `forget_replica`, so that whoever asks at every turn may hold on to it.
+        """
+        lives = self._working_sets.get(replica)
+        if lives is None:
+            lives = self._working_sets[replica] = {}
+        working_set = lives.get(epoch)
+        if working_set is None:
+            working_set = lives[epoch] = WorkingSet()
+        return working_set
 
     def recent(self, limit: int) -> list[Session]:
         """Up to `limit` sessions, the one with the latest turn first."""
@@ -219,8 +230,7 @@ class SessionTable:
         self._discount(self._sessions.pop(key))
 
     def _count(self, session: Session) -> None:
-        lives = self._working_sets.setdefault(session.home, {})
-        working_set = lives.setdefault(session.home_epoch, WorkingSet())
+        working_set = self.working_set(session.home, session.home_epoch)
         working_set.tokens += session.resident_tokens
         working_set.sessions += 1
         session.counted_in = working_set
@@ -229,13 +239,3 @@ class SessionTable:
         working_set = session.counted_in
         working_set.tokens -= session.resident_tokens
         working_set.sessions -= 1
-        if working_set.sessions == 0:
-            self._remove_empty(session.home, session.home_epoch, working_set)
-
-    def _remove_empty(self, replica: ReplicaId, epoch: int, working_set: WorkingSet) -> None:
-        lives = self._working_sets.get(replica, {})
-        # After `forget_replica` another sum may stand in its place.
-        if lives.get(epoch) is working_set:
-            del lives[epoch]
-            if not lives:
-                del self._working_sets[replica]

@@ -226,8 +226,11 @@ class Exchange:
         reader = self._reader
         if reader is not None:
             piece = reader.feed(piece)
-            if not self._accepted and reader.saw_content:
-                self._accept()
+            if not self._accepted:
+                if reader.response_id is not None:
+                    self._stored(reader.response_id)
+                if reader.saw_content:
+                    self._accept()
         elif self._whole is not None:
             self._whole.append(piece)
             self._whole_bytes += len(piece)
@@ -288,8 +291,8 @@ class Exchange:
         if response.status < 300:
             if not self._accepted:
                 self._accept()
-            if response_id is not None and self._routed is not None:
-                self._plane.engine.stored(self._routed.turn.tenant, response_id, ticket)
+            if response_id is not None:
+                self._stored(response_id)
         self._over(_outcome_of(response.status), usage)
 
     def _write_rest(self, rest: bytes) -> None:
@@ -457,6 +460,12 @@ class Exchange:
         assert self._response is not None
         if self._response.status < 300:
             self._ticket.first_byte(self._plane.clock.now())
+
+    def _stored(self, response_id: str) -> None:
+        """The replica keeps its answer. The client may refer to it as soon as it has its id, from another
+        connection too."""
+        assert self._ticket is not None
+        self._plane.engine.stored(self._ticket.turn.tenant, response_id, self._ticket)
 
     def _begin(self, body: bytes = b"") -> None:
         """Send the head. From here on the turn cannot move."""

@@ -20,6 +20,7 @@ from router.dataplane.splice import rewrite
 from router.settings.routes import RouteTable
 
 _RESPONSES: Final = "/v1/responses/"
+_COUNT_TOKENS: Final = "/v1/messages/count_tokens"
 
 # Keys are remembered, not secret: an id is hashed once a session rather than once a turn.
 _REMEMBERED_KEYS: Final = 65_536
@@ -128,6 +129,7 @@ class Routing:
                 read.chain,
                 read.previous_response_id,
                 read.stream,
+                dialect is not Dialect.TOKENIZE and path != _COUNT_TOKENS,
             )
             body = rewrite(
                 content,

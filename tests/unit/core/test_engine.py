@@ -355,12 +355,76 @@ def test_a_pin_whose_replica_is_down_or_restarted_is_refused_not_sent_elsewhere(
     of.drain(A, True)
     draining = refusal(of, turn("s", response_id="resp_1"), 1.0)
     assert (draining.kind, draining.retry_after_s) == (ErrorKind.PINNED_GONE, 1.0)
+    assert draining.message.endswith("is stored on replica a, which is draining")
     of.drain(A, False)
     of.report(A, Report(start_time=900.0), 2.0)
     restarted = refusal(of, turn("s", response_id="resp_1"), 3.0)
     assert restarted.kind is ErrorKind.PINNED_GONE
     assert "restarted" in restarted.message
     assert of.decide(turn("s", response_id="resp_1"), 4.0).kind is Kind.NEW
+
+
+def going_on(from_response: str, *segments: int) -> Turn:
+    """A turn that sends nothing but what is new: its chain, and what is derived of it, are its own."""
+    session = SessionKey(f"derived from {segments}")
+    return turn("", *segments, response_id=from_response)._replace(session=session, session_source="derived")
+
+
+def test_a_conversation_by_response_ids_is_one_session_at_home_with_all_that_came_before() -> None:
+    of = engine("a", "b", "c")
+    request = going_on("resp_0", 1)._replace(response_id=None)
+    for number in range(1, 5):
+        ticket = of.admit(request, float(number))
+        ticket.first_byte(number + 0.1)
+        of.stored(OPEN_TENANT, f"resp_{number}", ticket)
+        ticket.end(Outcome.COMPLETED, number + 0.2, Usage(1000 * number, 50, 0))
+        request = going_on(f"resp_{number}", 10 + number)
+    [session] = of.sessions(9)
+    assert (session.turns, session.moves, session.resident_tokens) == (4, 0, 4050)
+    assert sum(status.working_set_tokens for status in of.replicas(9.0)) == 4050
+    decision = of.decide(request, 9.0)
+    assert (decision.kind, decision.reason, decision.home) == (Kind.HOME, "holds the response", session.home)
+    assert decision.cached_tokens == 4050
+    assert decision.prompt_tokens == 4050 + of.decide(turn("other", 99), 9.0).prompt_tokens
+
+
+def test_a_branch_from_an_earlier_response_claims_no_more_than_it_sends() -> None:
+    of = engine("a")
+    first = of.admit(turn("s", 1), 0.0)
+    first.first_byte(0.1)
+    of.stored(OPEN_TENANT, "resp_1", first)
+    first.end(Outcome.COMPLETED, 0.2, Usage(1000, 50, 0))
+    play(of, turn("s", 1, 2), 1.0, prompt=2000)
+    branch = of.decide(going_on("resp_1", 7), 2.0)
+    assert (branch.kind, branch.cached_tokens) == (Kind.HOME, 0)
+
+
+def test_usage_of_a_conversation_by_response_ids_says_nothing_of_tokens_a_byte() -> None:
+    of = engine("a")
+    play(of, turn("s", 1), 0.0, prompt=1000)
+    before = of.decide(turn("other", 99), 1.0).prompt_tokens
+    for number in range(20):
+        play(of, going_on("resp_1", 50 + number), 1.0 + number, prompt=90_000)
+    assert of.decide(turn("other", 99), 30.0).prompt_tokens == before
+
+
+def test_a_turn_that_only_counts_its_prompt_loads_nothing_and_leaves_nothing() -> None:
+    of = engine("a", "b")
+    counted = of.admit(turn("s", 1)._replace(computes=False), 0.0)
+    assert sum(status.pending_tokens for status in of.replicas(0.0)) == 0
+    counted.first_byte(0.1)
+    counted.end(Outcome.COMPLETED, 0.2)
+    first = of.decide(turn("s", 1), 1.0)
+    assert (first.kind, first.cached_tokens) == (Kind.NEW, 0)
+
+
+def test_a_turn_without_a_prompt_leaves_its_session_as_it_was() -> None:
+    of = engine("a", "b")
+    play(of, turn("s", 1), 0.0, prompt=1000, reply=20)
+    play(of, turn("s", 1)._replace(chain=Chain((), (), 0)), 1.0)
+    [session] = of.sessions(9)
+    assert (session.resident_tokens, session.turns) == (1020, 1)
+    assert of.decide(turn("s", 1, 2), 2.0).cached_tokens == 1020
 
 
 # --- failures ---------------------------------------------------------------------------------------

@@ -115,8 +115,8 @@ def test_later_turns_update_it_and_a_move_names_the_previous_home() -> None:
     assert (session.resident_tokens, session.tail, session.reply_tokens) == (300, 8, 6)
     assert (session.model, session.source) == ("n", "derived")
     assert (session.created_at, session.last_turn_at) == (1.0, 5.0)
-    assert (table.living_tokens(A, 0), table.living_sessions(A, 0)) == (0, 0)
-    assert (table.living_tokens(B, 4), table.living_sessions(B, 4)) == (300, 1)
+    assert (table.working_set(A, 0).tokens, table.working_set(A, 0).sessions) == (0, 0)
+    assert (table.working_set(B, 4).tokens, table.working_set(B, 4).sessions) == (300, 1)
 
 
 def test_a_restart_at_home_is_no_move_and_counts_in_the_new_life_only() -> None:
@@ -126,9 +126,9 @@ def test_a_restart_at_home_is_no_move_and_counts_in_the_new_life_only() -> None:
     session, moved_from = bind(table, "s", A, epoch=1, resident_tokens=510)
     assert moved_from is None
     assert session.moves == 0
-    assert table.living_tokens(A, 1) == 510
-    assert table.living_tokens(A, 0) == 70
-    assert table.living_tokens(A, 2) == 0
+    assert table.working_set(A, 1).tokens == 510
+    assert table.working_set(A, 0).tokens == 70
+    assert table.working_set(A, 2).tokens == 0
 
 
 def test_an_idle_session_is_absent_and_starts_anew_without_a_move() -> None:
@@ -139,7 +139,7 @@ def test_an_idle_session_is_absent_and_starts_anew_without_a_move() -> None:
     session, moved_from = bind(table, "s", B, now=31.0)
     assert moved_from is None
     assert (session.turns, session.moves, session.created_at) == (1, 0, 31.0)
-    assert (table.living_sessions(A, 0), table.living_sessions(B, 0)) == (0, 1)
+    assert (table.working_set(A, 0).sessions, table.working_set(B, 0).sessions) == (0, 1)
 
 
 def test_looking_is_not_a_turn() -> None:
@@ -160,7 +160,7 @@ def test_the_longest_without_a_turn_goes_when_the_table_is_full() -> None:
     bind(table, "c", now=3.0)
     assert [session.key for session in table.recent(10)] == [key("c"), key("a")]
     assert len(table) == 2
-    assert table.living_sessions(A, 0) == 2
+    assert table.working_set(A, 0).sessions == 2
 
 
 def test_refuses_a_table_without_room() -> None:
@@ -177,7 +177,7 @@ def test_expiry_drops_only_the_idle_and_no_more_than_asked() -> None:
     assert table.expire(now=13.5, limit=3) == 1
     assert table.expire(now=13.5, limit=3) == 0
     assert [session.key for session in table.recent(9)] == [key("s4")]
-    assert table.living_tokens(A, 0) == 100
+    assert table.working_set(A, 0).tokens == 100
     assert table.expire(now=99.0) == 1
     assert table.expire(now=99.0) == 0
 
@@ -195,7 +195,7 @@ def test_a_report_at_the_end_of_the_turn_replaces_the_estimate() -> None:
     session, _ = bind(table, "s", A, epoch=1, tail=9, resident_tokens=100, reply_tokens=0)
     assert table.credit(key("s"), home=A, epoch=1, tail=9, resident_tokens=160, reply_tokens=30)
     assert (session.resident_tokens, session.reply_tokens, session.turns) == (160, 30, 1)
-    assert table.living_tokens(A, 1) == 160
+    assert table.working_set(A, 1).tokens == 160
 
 
 @pytest.mark.parametrize("late", [{"home": B}, {"epoch": 0}, {"tail": 8}])
@@ -205,7 +205,7 @@ def test_a_report_of_a_turn_that_another_has_overtaken_changes_nothing(late: dic
     report: dict[str, Any] = {"home": A, "epoch": 1, "tail": 9, "resident_tokens": 160, "reply_tokens": 30}
     assert not table.credit(key("s"), **(report | late))
     assert not table.credit(key("unknown"), **report)
-    assert table.living_tokens(A, 1) == 100
+    assert table.working_set(A, 1).tokens == 100
 
 
 def test_forgetting_a_session_takes_it_out_of_the_working_set() -> None:
@@ -214,7 +214,7 @@ def test_forgetting_a_session_takes_it_out_of_the_working_set() -> None:
     assert table.forget(key("s"))
     assert not table.forget(key("s"))
     assert len(table) == 0
-    assert table.living_tokens(A, 0) == 0
+    assert table.working_set(A, 0).tokens == 0
 
 
 def test_a_forgotten_replica_is_empty_at_once_and_its_sessions_count_again_with_their_next_turn() -> None:
@@ -224,8 +224,8 @@ def test_a_forgotten_replica_is_empty_at_once_and_its_sessions_count_again_with_
     bind(table, "elsewhere", B, resident_tokens=50)
     table.forget_replica(A)
     table.forget_replica(C)
-    assert (table.living_tokens(A, 0), table.living_sessions(A, 0)) == (0, 0)
-    assert table.living_tokens(B, 0) == 50
+    assert (table.working_set(A, 0).tokens, table.working_set(A, 0).sessions) == (0, 0)
+    assert table.working_set(B, 0).tokens == 50
     kept = table.get(key("s1"), now=0.0)
     assert kept is not None
     assert kept.home == A
@@ -233,8 +233,8 @@ def test_a_forgotten_replica_is_empty_at_once_and_its_sessions_count_again_with_
     assert moved_from is None
     table.forget(key("s2"))  # counted before the replica was forgotten: takes nothing from the new sum
     bind(table, "s3", B, resident_tokens=10)
-    assert (table.living_tokens(A, 0), table.living_sessions(A, 0)) == (130, 1)
-    assert table.living_tokens(B, 0) == 60
+    assert (table.working_set(A, 0).tokens, table.working_set(A, 0).sessions) == (130, 1)
+    assert table.working_set(B, 0).tokens == 60
 
 
 def test_recent_lists_the_latest_turn_first() -> None:
@@ -332,8 +332,10 @@ def test_working_sets_always_equal_a_recount(script: list[tuple[int, tuple[Any, 
                     for row in model.rows.values()
                     if row.counted and (row.home, row.epoch) == (home, epoch)
                 ]
-                assert table.living_tokens(home, epoch) == sum(living)
-                assert table.living_sessions(home, epoch) == len(living)
+                assert table.working_set(home, epoch).tokens == sum(living)
+                assert table.working_set(home, epoch).sessions == len(living)
     for name in NAMES:
         table.forget(key(name))
-    assert table._working_sets == {}, "nothing may be left of replicas and lives that are over"
+    for home in HOMES:
+        table.forget_replica(home)
+    assert table._working_sets == {}, "nothing may be left of replicas that are gone"
