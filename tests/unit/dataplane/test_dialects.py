@@ -4,11 +4,14 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from router.base.errors import ErrorKind, Refused
 from router.base.ids import OPEN_TENANT, TenantId
 from router.core.request import EMPTY_CHAIN
 from router.dataplane.dialects import Dialect, Read, RequestReader, dialect_of
+from router.dataplane.splice import rewrite
 
 FIELDS = ("prompt_cache_key", "metadata.session_id", "session_id")
 READER = RequestReader(body_fields=FIELDS, derive=True)
@@ -323,3 +326,52 @@ def test_documents_are_part_of_the_prompts_length() -> None:
 
 def test_tokenizing_a_chat_is_fingerprinted_as_the_chat() -> None:
     assert read(CHAT, "/tokenize").chain == read(CHAT).chain
+
+
+SAMPLE = (
+    b'{"model":"m","system":[{"type":"text","text":"x-anthropic-billing-header","cache_control":{}}],'
+    b'"messages":[{"role":"user","content":[{"type":"tool_result",'
+    b'"content":[{"type":"image","source":"\\ud83d\\ude00"}]}]},{"role":"assistant","content":"\xc3\xa9"}],'
+    b'"tools":[{"cache_control":1}],"prompt":[[1,2],"a"],"input":[{"output":[]}],'
+    b'"metadata":{"session_id":"\\u00e9"},"session_id":12,"stream_options":{"include_usage":false},'
+    b'"thinking":{"type":"x"}}'
+)
+PATHS = sorted(
+    {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/tokenize",
+        "/v1/score",
+        "/v1/x",
+    }
+)
+CHANGES = st.lists(
+    st.tuples(
+        st.integers(0, len(SAMPLE) - 1),
+        st.integers(0, 3),
+        st.sampled_from(
+            [b"", b'"', b"\\", b"{", b"}", b"[", b"]", b",", b"null", b"1", b"\\ud83d", b"\xff", b" "]
+        ),
+    ),
+    max_size=4,
+)
+
+
+@given(st.sampled_from(PATHS), CHANGES)
+@example("/v1/messages", [])
+def test_a_broken_body_is_read_or_refused_and_nothing_else(
+    path: str, changes: list[tuple[int, int, bytes]]
+) -> None:
+    body = SAMPLE
+    for at, size, instead in changes:
+        body = body[:at] + instead + body[at + size :]
+    try:
+        said = READER.read(path, body, OPEN_TENANT)
+    except Refused:
+        return
+    assert len(said.chain.hashes) == len(said.chain.ends)
+    assert list(said.chain.ends) == sorted(said.chain.ends)
+    out = b"".join(rewrite(body, said, salt="s", include_usage=True))
+    assert json.loads(out)["cache_salt"] == "s"
