@@ -182,7 +182,7 @@ def _report(rows: Sequence[_Row], victim: str) -> str:
     hit = sum(row.cached_tokens for row in rows) / sum(row.prompt_tokens for row in rows)
     return (
         f"{table(header, cells)}\n\n"
-        f"Mean time to first token: {_mean_ttft(cold):.0f} ms on first turns, {_mean_ttft(home):.0f} ms at home."
+        f"Mean time to first token: first turns {_mean_ttft(cold):.0f} ms, at home {_mean_ttft(home):.0f} ms."
         f" {victim} was killed after turn {_KILL_AFTER}: {moved} turns failed over, none was lost."
         f" Prompt tokens from cache: {hit:.0%}."
     )

@@ -14,7 +14,6 @@ from router.controlplane.admin import AdminServer, AdminSources
 from router.controlplane.probe import Prober, ProbeTiming
 from router.core.engine import Engine
 from router.core.fleet import ReplicaSpec
-from router.dataplane.head import read_head
 from router.dataplane.limits import Limits
 from router.dataplane.routing import Routing
 from router.dataplane.server import DataPlane
@@ -141,14 +140,7 @@ class Router:
         name = self.routing.default_session_header
         if session is not None and name is not None:
             headers.append((name.encode("ascii"), session.encode()))
-        head = read_head(
-            b"POST",
-            path.encode("ascii", "replace"),
-            "1.1",
-            headers,
-            session_headers=self.routing.session_headers,
-            tenant_header=None,
-        )
+        head = self.dataplane.heads.read(b"POST", path.encode("ascii", "replace"), "1.1", headers)
         owner = TenantId(tenant) if tenant is not None else OPEN_TENANT
         routed = self.routing.route(head, body, owner, b"explain")
         decision = self.engine.decide(routed.turn, self.clock.now(), plan=routed.plan)

@@ -454,7 +454,7 @@ class Engine:
             if min(in_flights) > most:
                 raise Refused(
                     ErrorKind.OVERLOADED,
-                    f"every replica that could take this turn is at the policy's limit of {limit} turns in flight",
+                    f"every replica for this turn is at the policy's limit of {limit} turns in flight",
                     retry_after_s=1.0,
                 )
         candidates = []

@@ -14,7 +14,7 @@ import httptools
 from router.base.errors import ErrorKind, Refused
 from router.dataplane.departure import CHECK_AFTER_S, INTERIM, has_left
 from router.dataplane.exchange import Exchange, Phase
-from router.dataplane.head import Head, read_head
+from router.dataplane.head import Head
 from router.dataplane.problems import HttpRefused, body_of, status_line, status_of
 
 if TYPE_CHECKING:
@@ -242,13 +242,8 @@ class ClientConnection(asyncio.Protocol):
                 size = len(self._url) + sum(len(name) + len(value) + 4 for name, value in self._headers)
                 if size > plane.limits.head:
                     raise self._head_too_large()
-            head = read_head(
-                self._parser.get_method(),
-                self._url,
-                self._parser.get_http_version(),
-                self._headers,
-                session_headers=plane.routing.session_headers,
-                tenant_header=plane.tenant_header,
+            head = plane.heads.read(
+                self._parser.get_method(), self._url, self._parser.get_http_version(), self._headers
             )
             if head.has_body:
                 plane.tenant_of(head)
@@ -433,7 +428,9 @@ class ClientConnection(asyncio.Protocol):
             if self._eof:
                 self._check_departure()
             if now >= self._latest:
-                self._exchange.timed_out(f"the answer was not complete in {self._plane.limits.total_s:g} s (limits.total)")
+                self._exchange.timed_out(
+                    f"the answer was not complete in {self._plane.limits.total_s:g} s (limits.total)"
+                )
                 return
         if self.deadline > now or self._transport is None:
             return
@@ -443,7 +440,9 @@ class ClientConnection(asyncio.Protocol):
                 self._progress_seen = self.progress
                 self.deadline = now + self._plane.limits.first_byte_s
             else:
-                self._exchange.timed_out(f"nothing came for {self._plane.limits.first_byte_s:g} s (limits.first_byte)")
+                self._exchange.timed_out(
+                    f"nothing came for {self._plane.limits.first_byte_s:g} s (limits.first_byte)"
+                )
         elif self._reading is Reading.HEAD or self._reading is Reading.BODY:
             what = "head" if self._reading is Reading.HEAD else "body"
             self._refusal = HttpRefused(408, f"the request {what} did not arrive in time", code="timeout")

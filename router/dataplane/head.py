@@ -4,6 +4,8 @@ llhttp has already refused what is malformed on the wire (both lengths, folded o
 characters, spaces before a colon). This module refuses what is well-formed and still must not pass.
 """
 
+from collections.abc import Iterable
+from enum import Enum, auto
 from typing import Final, NamedTuple
 
 from router.base.errors import ErrorKind, Refused
@@ -11,32 +13,47 @@ from router.dataplane.problems import HttpRefused
 
 # Hop-by-hop, or the router's to say. A client's key never goes on; the replica's own is added.
 # `accept-encoding` goes because the router reads answers, and would have to inflate them.
-_DROPPED: Final = frozenset(
-    {
-        b"accept-encoding",
-        b"authorization",
-        b"connection",
-        b"content-length",
-        b"expect",
-        b"host",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-        b"x-api-key",
-        b"x-request-id",
-        b"x-session-id",
-    }
+_DROPPED: Final = (
+    b"accept-encoding",
+    b"keep-alive",
+    b"proxy-authenticate",
+    b"proxy-authorization",
+    b"proxy-connection",
+    b"te",
+    b"trailer",
 )
 
 _METHODS: Final = frozenset({b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE"})
 
 _MAX_REQUEST_ID: Final = 128
 _REQUEST_ID_BYTES: Final = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:")
+
+
+class _Kind(Enum):
+    """What a header is to the router. Those without a kind go on as they are."""
+
+    DROP = auto()
+    HOST = auto()
+    LENGTH = auto()
+    TYPE = auto()
+    AUTHORIZATION = auto()
+    KEY = auto()
+    REQUEST_ID = auto()
+    ENCODING = auto()
+    EXPECT = auto()
+    UPGRADE = auto()
+    CONNECTION = auto()
+    SESSION = auto()
+    TENANT = auto()
+
+
+# A member looked up on its class costs as much as the comparison; these are in nearly every head.
+_TYPE: Final = _Kind.TYPE
+_HOST: Final = _Kind.HOST
+_LENGTH: Final = _Kind.LENGTH
+_SESSION: Final = _Kind.SESSION
+
+_MAX_TARGETS: Final = 1024
 
 
 class Head(NamedTuple):
@@ -60,104 +77,138 @@ class Head(NamedTuple):
     expects_continue: bool
 
 
-def read_head(
-    method: bytes,
-    url: bytes,
-    version: str,
-    headers: list[tuple[bytes, bytes]],
-    *,
-    session_headers: frozenset[bytes],
-    tenant_header: bytes | None,
-) -> Head:
-    """Check a head and sort it. Header names come in lower case. Raises `Refused`.
+class HeadReader:
+    """Checks heads and sorts them, with one look-up for each header.
 
-    `session_headers` are the names that any policy looks at, lower case with `-` for `_`. They do not go
-    on as they are: the replica gets the keyed hash instead.
+    `session_headers` are the names that any policy takes a session id from, in lower case; `-` and `_` are
+    the same in them. They do not go on as they are: the replica gets the keyed hash instead.
+    `tenant_header` names the tenant where it is trusted, and is dropped like a key.
     """
-    if method not in _METHODS:
-        raise HttpRefused(
-            501 if method in (b"CONNECT", b"TRACE") else 405,
-            f"method {method.decode('latin-1')} is not supported",
-            code="method_not_allowed",
-        )
-    target, path = _target(url)
-    forward: list[bytes] = []
-    sessions: tuple[tuple[bytes, bytes], ...] = ()
-    key = tenant = request_id = None
-    content_type = b""
-    has_body = expects_continue = False
-    hosts = 0
-    listed: bytes | None = None
-    for name, value in headers:
-        if name not in _DROPPED:
-            dashed = name.replace(b"_", b"-") if b"_" in name else name
-            if dashed in session_headers:
-                if value:
-                    sessions += ((dashed, value),)
-                continue
-            if name == tenant_header:
-                tenant = value
-                continue
-            if name == b"content-type":
-                content_type = value
-            forward.append(b"%b: %b\r\n" % (name, value))
-        elif name == b"content-length":
-            has_body = has_body or value.strip() != b"0"
-        elif name == b"x-session-id":
-            if value and name in session_headers:
-                sessions += ((name, value),)
-        elif name == b"authorization":
-            if value[:7].lower() == b"bearer ":
-                key = value[7:].strip()
-        elif name == b"x-api-key":
-            key = key or value
-        elif name == b"x-request-id":
-            request_id = value
-        elif name == b"host":
-            hosts += 1
-        elif name == b"transfer-encoding":
-            if value.strip().lower() != b"chunked":
-                raise HttpRefused(
-                    501,
-                    "the only transfer encoding that is understood is 'chunked'",
-                    code="unsupported_transfer_encoding",
-                )
-            has_body = True
-        elif name == b"expect":
-            if value.strip().lower() != b"100-continue":
-                raise HttpRefused(
-                    417, "the only expectation that is met is '100-continue'", code="expectation"
-                )
-            expects_continue = version == "1.1"
-        elif name == b"upgrade":
+
+    __slots__ = ("_kinds", "_session_names", "_targets")
+
+    def __init__(self, session_headers: Iterable[bytes], tenant_header: bytes | None) -> None:
+        self._kinds = {
+            **dict.fromkeys(_DROPPED, _Kind.DROP),
+            b"host": _Kind.HOST,
+            b"content-length": _Kind.LENGTH,
+            b"content-type": _Kind.TYPE,
+            b"authorization": _Kind.AUTHORIZATION,
+            b"x-api-key": _Kind.KEY,
+            b"x-request-id": _Kind.REQUEST_ID,
+            b"transfer-encoding": _Kind.ENCODING,
+            b"expect": _Kind.EXPECT,
+            b"upgrade": _Kind.UPGRADE,
+            b"connection": _Kind.CONNECTION,
+        }
+        self._session_names = {b"x-session-id": b""}
+        for name in session_headers:
+            self._session_names.update(dict.fromkeys(_spellings(name), name))
+        self._kinds.update(dict.fromkeys(self._session_names, _Kind.SESSION))
+        if tenant_header is not None:
+            self._kinds[tenant_header] = _Kind.TENANT
+        # Requests name few targets; each is checked once.
+        self._targets: dict[bytes, tuple[bytes, str]] = {}
+
+    def read(self, method: bytes, url: bytes, version: str, headers: list[tuple[bytes, bytes]]) -> Head:
+        """Check a head and sort it. Header names come in lower case. Raises `Refused`."""
+        if method not in _METHODS:
             raise HttpRefused(
-                501, "protocol upgrades (WebSocket, /v1/realtime) are not supported", code="upgrade"
+                501 if method in (b"CONNECT", b"TRACE") else 405,
+                f"method {method.decode('latin-1')} is not supported",
+                code="method_not_allowed",
             )
-        elif name == b"connection":
-            listed = value
-    if hosts > 1 or (hosts == 0 and version == "1.1"):
-        raise Refused(ErrorKind.BAD_REQUEST, f"a request must have exactly one Host header; this has {hosts}")
-    if listed is not None and (extra := _named(listed)):
-        forward = [line for line in forward if line[: line.index(b":")] not in extra]
-    if request_id is not None and not (
-        0 < len(request_id) <= _MAX_REQUEST_ID and _REQUEST_ID_BYTES.issuperset(request_id)
-    ):
-        # It becomes part of the engine's own ids and of log lines, so only a plain one is kept.
-        request_id = None
-    return Head(
-        method,
-        target,
-        path,
-        version,
-        forward,
-        sessions,
-        key,
-        tenant,
-        request_id,
-        content_type,
-        has_body,
-        expects_continue,
-    )
+        target, path = self._targets.get(url) or self._target(url)
+        kinds = self._kinds
+        forward: list[bytes] = []
+        sessions: tuple[tuple[bytes, bytes], ...] = ()
+        key = tenant = request_id = listed = None
+        content_type = b""
+        has_body = expects_continue = False
+        hosts = 0
+        for name, value in headers:
+            kind = kinds.get(name)
+            if kind is None:
+                forward.append(name + b": " + value + b"\r\n")
+            elif kind is _TYPE:
+                content_type = value
+                forward.append(b"content-type: " + value + b"\r\n")
+            elif kind is _HOST:
+                hosts += 1
+            elif kind is _LENGTH:
+                has_body = has_body or value.strip() != b"0"
+            elif kind is _SESSION:
+                if value and (canonical := self._session_names[name]):
+                    sessions += ((canonical, value),)
+            elif kind is _Kind.AUTHORIZATION:
+                if value[:7].lower() == b"bearer ":
+                    key = value[7:].strip()
+            elif kind is _Kind.CONNECTION:
+                listed = value if listed is None else listed + b"," + value
+            elif kind is _Kind.KEY:
+                key = key or value
+            elif kind is _Kind.REQUEST_ID:
+                request_id = value
+            elif kind is _Kind.TENANT:
+                tenant = value
+            elif kind is _Kind.ENCODING:
+                if value.strip().lower() != b"chunked":
+                    raise HttpRefused(
+                        501,
+                        "the only transfer encoding that is understood is 'chunked'",
+                        code="unsupported_transfer_encoding",
+                    )
+                has_body = True
+            elif kind is _Kind.EXPECT:
+                if value.strip().lower() != b"100-continue":
+                    raise HttpRefused(
+                        417, "the only expectation that is met is '100-continue'", code="expectation"
+                    )
+                expects_continue = version == "1.1"
+            elif kind is _Kind.UPGRADE:
+                raise HttpRefused(
+                    501, "protocol upgrades (WebSocket, /v1/realtime) are not supported", code="upgrade"
+                )
+        if hosts > 1 or (hosts == 0 and version == "1.1"):
+            raise Refused(
+                ErrorKind.BAD_REQUEST, f"a request must have exactly one Host header; this has {hosts}"
+            )
+        if listed is not None and (extra := _named(listed)):
+            forward = [line for line in forward if line[: line.index(b":")] not in extra]
+        if request_id is not None and not (
+            0 < len(request_id) <= _MAX_REQUEST_ID and _REQUEST_ID_BYTES.issuperset(request_id)
+        ):
+            # It becomes part of the engine's own ids and of log lines, so only a plain one is kept.
+            request_id = None
+        return Head(
+            method,
+            target,
+            path,
+            version,
+            forward,
+            sessions,
+            key,
+            tenant,
+            request_id,
+            content_type,
+            has_body,
+            expects_continue,
+        )
+
+    def _target(self, url: bytes) -> tuple[bytes, str]:
+        target = _target(url)
+        if len(self._targets) < _MAX_TARGETS and b"?" not in url:
+            self._targets[url] = target
+        return target
+
+
+def _spellings(name: bytes) -> list[bytes]:
+    """A header name with every choice of `-` and `_`."""
+    first, *rest = name.replace(b"_", b"-").split(b"-")
+    spelled = [first]
+    for part in rest:
+        spelled = [before + joint + part for before in spelled for joint in (b"-", b"_")]
+    return spelled
 
 
 def _named(connection: bytes) -> frozenset[bytes]:

@@ -17,7 +17,7 @@ from router.core.engine import Engine
 from router.core.fleet import ReplicaSpec
 from router.dataplane.client import ClientConnection
 from router.dataplane.exchange import Exchange
-from router.dataplane.head import Head
+from router.dataplane.head import Head, HeadReader
 from router.dataplane.limits import Limits
 from router.dataplane.local import LocalEndpoints
 from router.dataplane.pool import Pool
@@ -54,7 +54,9 @@ class DataPlane:
         self.clock = clock
         self.limits = limits
         self.local = LocalEndpoints(engine)
-        self.tenant_header = tenant_header.lower().encode("latin-1") if tenant_header else None
+        self.heads = HeadReader(
+            routing.session_headers, tenant_header.lower().encode("latin-1") if tenant_header else None
+        )
         self.tasks = TaskOwner()
         self.pools: dict[ReplicaId, Pool] = {}
         self.connections: set[ClientConnection] = set()

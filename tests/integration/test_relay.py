@@ -85,8 +85,8 @@ async def test_the_replica_sees_a_rebuilt_head_with_the_keyed_session_and_no_cli
 
 async def test_reserved_fields_are_cut_however_they_are_written_and_the_rest_is_untouched() -> None:
     body = (
-        b'{ "model" : "m", "cache_salt":"x","\\u0070riority": 3, "messages": [{"role":"user","content":"hi"}],'
-        b' "kv_transfer_params": {"a":[1]}, "session_id":"one", "priority": 4 , "temperature":0.10}'
+        b'{ "model" : "m", "cache_salt":"x","\\u0070riority": 3, "messages": [{"role":"user","content":"hi"}]'
+        b', "kv_transfer_params": {"a":[1]}, "session_id":"one", "priority": 4 , "temperature":0.10}'
     )
     async with (
         raw_replica(ok) as replica,
@@ -198,8 +198,8 @@ async def test_what_is_neither_json_nor_events_passes_unread() -> None:
     ):
         form = b"--x\r\ncontent-disposition: form-data; name=model\r\n\r\nm\r\n--x--\r\n"
         response = await client.exchange(
-            b"POST /v1/audio/speech?x=1 HTTP/1.1\r\nHost: r\r\nContent-Type: multipart/form-data; boundary=x\r\n"
-            b"Content-Length: %d\r\n\r\n%b" % (len(form), form)
+            b"POST /v1/audio/speech?x=1 HTTP/1.1\r\nHost: r\r\n"
+            b"Content-Type: multipart/form-data; boundary=x\r\nContent-Length: %d\r\n\r\n%b" % (len(form), form)
         )
         assert response.body == audio
         assert response.headers["x-homing-decision"] == "pass"
