@@ -15,6 +15,7 @@ from router.dataplane.answer_facts import (
     Facts,
     facts_of,
     is_empty_list,
+    is_null,
     text_of,
     usage_of,
     without_internal,
@@ -281,7 +282,8 @@ def read_body(dialect: Dialect, body: bytes) -> Answer:
     facts = facts_of(body)
     if facts is None:
         return Answer(body, None, None)
-    if INTERNAL_BYTES in body:
+    if INTERNAL_BYTES in body and not (is_null(facts.kv_transfer_params) and body.count(INTERNAL_BYTES) == 1):
+        # vLLM writes the member into every answer, and null means that there is nothing in it to hide.
         body = without_internal(body)
     response_id = text_of(facts.id) if dialect is Dialect.RESPONSES else None
     return Answer(body, usage_of(facts.usage), response_id)

@@ -26,6 +26,7 @@ class Facts(msgspec.Struct, gc=False):
     usage: Raw | UnsetType = UNSET
     message: Raw | UnsetType = UNSET
     response: Raw | UnsetType = UNSET
+    kv_transfer_params: Raw | UnsetType = UNSET
 
 
 class _Details(msgspec.Struct, gc=False):
@@ -72,6 +73,10 @@ def text_of(value: Raw | UnsetType) -> str | None:
 
 def is_empty_list(value: Raw | UnsetType) -> bool:
     return not isinstance(value, UnsetType) and bytes(value).translate(None, b" \t\r\n") == b"[]"
+
+
+def is_null(value: Raw | UnsetType) -> bool:
+    return not isinstance(value, UnsetType) and bytes(value) == b"null"
 
 
 def usage_of(usage: bytes | Raw | UnsetType, before: Usage | None = None) -> Usage | None:

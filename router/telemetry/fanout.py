@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from router.base.errors import ErrorKind
 from router.base.ids import ReplicaId, SessionKey
 from router.core.decide import Decision
-from router.core.observe import Ended, HealthChange, Observer
+from router.core.observe import Ended, HealthChange, Observer, Silent
 from router.core.request import Turn
 
 _log = logging.getLogger(__name__)
@@ -15,25 +15,39 @@ _log = logging.getLogger(__name__)
 class Fanout:
     """An `Observer` made of observers, told in their order.
 
-    The log says which one was detached and why; the engine would only know that something raised.
+    The log says which one was detached and why; the engine would only know that something raised. Each
+    turn's two facts go straight to those who listen for them: `Silent` methods are not called.
     """
 
-    __slots__ = ("_observers",)
+    __slots__ = ("_decided", "_ended", "_observers")
 
     def __init__(self, observers: Iterable[Observer]) -> None:
         self._observers = tuple(observers)
+        self._sort()
+
+    def _sort(self) -> None:
+        self._decided = tuple(
+            (observer, observer.on_decision)
+            for observer in self._observers
+            if type(observer).on_decision is not Silent.on_decision
+        )
+        self._ended = tuple(
+            (observer, observer.on_ended)
+            for observer in self._observers
+            if type(observer).on_ended is not Silent.on_ended
+        )
 
     def on_decision(self, turn: Turn, decision: Decision) -> None:
-        for observer in self._observers:
+        for observer, tell in self._decided:
             try:
-                observer.on_decision(turn, decision)
+                tell(turn, decision)
             except Exception as error:  # noqa: BLE001 - see `_detach`
                 self._detach(observer, error)
 
     def on_ended(self, ended: Ended) -> None:
-        for observer in self._observers:
+        for observer, tell in self._ended:
             try:
-                observer.on_ended(ended)
+                tell(ended)
             except Exception as error:  # noqa: BLE001 - see `_detach`
                 self._detach(observer, error)
 
@@ -61,5 +75,6 @@ class Fanout:
     def _detach(self, observer: Observer, error: Exception) -> None:
         """Whatever an observer's fault is, it must cost neither the turn nor the other observers."""
         self._observers = tuple(other for other in self._observers if other is not observer)
+        self._sort()
         name = type(observer).__name__
         _log.error("observer %s failed and is detached; routing goes on without", name, exc_info=error)

@@ -3,17 +3,14 @@
 
 import logging
 
-from router.base.errors import ErrorKind
-from router.base.ids import ReplicaId, SessionKey
-from router.core.decide import Decision
+from router.base.ids import ReplicaId
 from router.core.health import State
-from router.core.observe import Ended, HealthChange
-from router.core.request import Turn
+from router.core.observe import HealthChange, Silent
 
 _log = logging.getLogger(__name__)
 
 
-class HealthLog:
+class HealthLog(Silent):
     """An `Observer` of replicas. A replica that goes down or restarts is a warning, the rest is news."""
 
     __slots__ = ()
@@ -25,11 +22,3 @@ class HealthLog:
 
     def on_restarted(self, replica: ReplicaId, now: float) -> None:
         _log.warning("replica %s: restarted, so its cache is cold", replica)
-
-    def on_decision(self, turn: Turn, decision: Decision) -> None: ...
-
-    def on_refused(self, turn: Turn, kind: ErrorKind, message: str, now: float) -> None: ...
-
-    def on_ended(self, ended: Ended) -> None: ...
-
-    def on_moved(self, session: SessionKey, before: ReplicaId, after: ReplicaId, now: float) -> None: ...

@@ -14,9 +14,9 @@ from typing import Final
 
 from router.base.clock import Clock
 from router.base.errors import ErrorKind
-from router.base.ids import ReplicaId, SessionKey, TenantId
+from router.base.ids import SessionKey, TenantId
 from router.core.decide import Decision
-from router.core.observe import Ended, HealthChange, Outcome, Usage
+from router.core.observe import Ended, Outcome, Silent, Usage
 from router.core.request import Turn
 from router.telemetry.bill import bill
 
@@ -27,38 +27,25 @@ _MAX_CANDIDATES: Final = 50_000
 class _Record:
     """One decision or refusal, and what came of it."""
 
-    __slots__ = (
-        "at",
-        "decision",
-        "duration_s",
-        "model",
-        "outcome",
-        "path",
-        "refusal",
-        "session",
-        "tenant",
-        "ttft_s",
-        "usage",
-    )
+    __slots__ = ("asked", "at", "decision", "ended", "refusal")
 
     def __init__(
-        self, turn: Turn, decision: Decision | None, refusal: tuple[ErrorKind, str] | None, at: float
+        self,
+        asked: tuple[str, str, TenantId, SessionKey | None],
+        decision: Decision | None,
+        refusal: tuple[ErrorKind, str] | None,
+        at: float,
     ) -> None:
-        self.path: str = turn.path
-        self.model: str = turn.model
-        self.tenant: TenantId = turn.tenant
-        self.session: SessionKey | None = turn.session
+        self.asked = asked
+        """Path, model, tenant and session: a turn's head, without its chain."""
         self.decision = decision
         self.refusal = refusal
         self.at = at
-        self.outcome: Outcome | None = None
-        """`None` while the turn runs."""
-        self.usage: Usage | None = None
-        self.ttft_s: float | None = None
-        self.duration_s: float | None = None
+        self.ended: tuple[Outcome, Usage | None, float | None, float] | None = None
+        """Outcome, usage, TTFT and duration in seconds; `None` while the turn runs."""
 
 
-class RecentDecisions:
+class RecentDecisions(Silent):
     """An `Observer`. `wall` is Unix seconds: decisions carry monotonic time, people read dates."""
 
     __slots__ = ("_candidates", "_clock", "_max_candidates", "_max_records", "_open", "_records", "_wall")
@@ -84,26 +71,17 @@ class RecentDecisions:
         self._open: dict[int, _Record] = {}
 
     def on_decision(self, turn: Turn, decision: Decision) -> None:
-        record = _Record(turn, decision, None, decision.at)
+        record = _Record(turn[:4], decision, None, decision.at)
         self._open[id(decision)] = record
         self._keep(record, len(decision.candidates))
 
     def on_refused(self, turn: Turn, kind: ErrorKind, message: str, now: float) -> None:
-        self._keep(_Record(turn, None, (kind, message), now), 0)
+        self._keep(_Record(turn[:4], None, (kind, message), now), 0)
 
     def on_ended(self, ended: Ended) -> None:
         record = self._open.pop(id(ended.decision), None)
-        if record is not None and record.decision is ended.decision:
-            record.outcome = ended.outcome
-            record.usage = ended.usage
-            record.ttft_s = ended.ttft_s
-            record.duration_s = ended.duration_s
-
-    def on_health(self, change: HealthChange) -> None: ...
-
-    def on_restarted(self, replica: ReplicaId, now: float) -> None: ...
-
-    def on_moved(self, session: SessionKey, before: ReplicaId, after: ReplicaId, now: float) -> None: ...
+        if record is not None:
+            record.ended = ended[2:6]
 
     def newest(self, limit: int) -> list[dict[str, object]]:
         """At most `limit` records as plain fields, newest first."""
@@ -125,28 +103,30 @@ class RecentDecisions:
 
 
 def _fields(record: _Record, origin: float) -> dict[str, object]:
+    path, model, tenant, session = record.asked
     fields: dict[str, object] = {
         "time": datetime.fromtimestamp(origin + record.at, UTC).isoformat(timespec="milliseconds"),
-        "session": record.session,
-        "tenant": record.tenant,
-        "path": record.path,
-        "model": record.model,
+        "session": session,
+        "tenant": tenant,
+        "path": path,
+        "model": model,
     }
     if record.refusal is not None:
         kind, message = record.refusal
         return fields | {"kind": "refused", "reason": message, "refused": kind.value}
     assert record.decision is not None
-    usage = record.usage or Usage()
+    outcome, reported, ttft_s, duration_s = record.ended or (None, None, None, None)
+    usage = reported or Usage()
     return (
         fields
         | bill(record.decision)
         | {
-            "outcome": record.outcome.value if record.outcome is not None else None,
+            "outcome": outcome.value if outcome is not None else None,
             "delivered_cached_tokens": usage.cached_tokens,
             "delivered_prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.completion_tokens,
-            "ttft_ms": _ms(record.ttft_s),
-            "duration_ms": _ms(record.duration_s),
+            "ttft_ms": _ms(ttft_s),
+            "duration_ms": _ms(duration_s),
         }
     )
 
