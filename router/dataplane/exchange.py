@@ -125,7 +125,7 @@ class Exchange:
         routed = self._routed
         assert routed is not None
         ticket = self._plane.engine.admit(
-            routed.turn, self._plane.clock.now(), plan=routed.plan, failed=self._failed
+            routed.turn, self._plane.now(), plan=routed.plan, failed=self._failed
         )
         self._ticket = ticket
         self._resent = False
@@ -134,7 +134,7 @@ class Exchange:
     def _dispatch(self, *, reuse: bool) -> None:
         assert self._ticket is not None
         self._pool = pool = self._plane.pools[self._ticket.decision.replica]
-        connection = pool.take(asyncio.get_running_loop().time()) if reuse else None
+        connection = pool.take() if reuse else None
         if connection is not None:
             self._reused = True
             self._send(connection)
@@ -161,7 +161,7 @@ class Exchange:
         assert routed is not None
         assert pool is not None
         self._upstream = connection
-        self._sent_at = self._plane.clock.now()
+        self._sent_at = self._plane.now()
         self._client.await_answer()
         head = routed.head_start + pool.head_suffix + routed.head_end
         connection.send(self, (head, *routed.body), head_only=self._head.method == b"HEAD")
@@ -169,7 +169,7 @@ class Exchange:
             connection.pause()
 
     def _held_by_replica(self) -> bool:
-        return self._plane.clock.now() - self._sent_at > _STALE_S
+        return self._plane.now() - self._sent_at > _STALE_S
 
     # --- from the replica ---------------------------------------------------------------------------
 
@@ -321,7 +321,7 @@ class Exchange:
             outcome = Outcome.DIED
         else:
             outcome = Outcome.CUT
-            pool.put(connection, asyncio.get_running_loop().time())
+            pool.put(connection)
         self._opening = None
         self._broken(why, outcome)
 
@@ -341,7 +341,7 @@ class Exchange:
         plane, ticket, routed = self._plane, self._ticket, self._routed
         assert ticket is not None
         assert routed is not None
-        now = plane.clock.now()
+        now = plane.now()
         ticket.end(outcome, now)
         self._outcomes += (outcome,)
         self._failed += (ticket.decision.replica,)
@@ -396,7 +396,7 @@ class Exchange:
         self._leave_replica()
         if self.phase is Phase.WAITING:
             if self._ticket is not None:
-                self._ticket.end(outcome, self._plane.clock.now())
+                self._ticket.end(outcome, self._plane.now())
             self._forget_answer()
             self._refuse(refusal)
             return
@@ -459,7 +459,7 @@ class Exchange:
         assert self._ticket is not None
         assert self._response is not None
         if self._response.status < 300:
-            self._ticket.first_byte(self._plane.clock.now())
+            self._ticket.first_byte(self._plane.now())
 
     def _stored(self, response_id: str) -> None:
         """The replica keeps its answer. The client may refer to it as soon as it has its id, from another
@@ -514,7 +514,7 @@ class Exchange:
         """The one ending."""
         self.phase = Phase.OVER
         if self._ticket is not None and outcome is not None:
-            self._ticket.end(outcome, self._plane.clock.now(), usage)
+            self._ticket.end(outcome, self._plane.now(), usage)
         self._plane.release(self)
         self._plane.release_request_id(self._request_id)
         self._client.finished(keep=self._keep)

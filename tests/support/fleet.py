@@ -1,0 +1,252 @@
+"""A whole router in front of simulated replicas, as `homing serve` would run it, on free ports.
+
+Replicas are looked at once, at the start: a test that wants the router to see more says `probe`.
+"""
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx
+import yaml
+
+from router.base.ids import ReplicaId
+from router.core.fleet import ReplicaStatus
+from router.settings.credentials import load_secrets
+from router.settings.load import load_config
+from router.simulator.api import Record
+from router.simulator.server import SimulatedReplica
+from router.simulator.settings import ReplicaSettings
+from router.wiring import Router
+from support.plane import until
+
+MODEL = "sim-model"
+
+QUICK = ReplicaSettings(time_scale=40.0)
+"""A prompt of 4,000 tokens takes 12 ms, a reply of 50 tokens 25 ms."""
+
+NEVER = "1h"
+"""Between two looks at a replica: no test lasts so long."""
+
+
+@dataclass
+class Fleet:
+    """The router, its replicas by name, and clients of both of its ports."""
+
+    router: Router
+    replicas: dict[str, SimulatedReplica]
+    client: httpx.AsyncClient
+    admin: httpx.AsyncClient
+    """Sends the admin token."""
+
+    @property
+    def base_url(self) -> str:
+        """Without `/v1`: what the Anthropic client wants."""
+        return f"http://127.0.0.1:{self.router.dataplane.port}"
+
+    @property
+    def openai_url(self) -> str:
+        return f"{self.base_url}/v1"
+
+    @property
+    def admin_url(self) -> str:
+        return f"http://127.0.0.1:{self.router.admin.port}"
+
+    @property
+    def admin_token(self) -> str:
+        return self.router.admin.token
+
+    def status(self, name: str) -> ReplicaStatus:
+        """What the router knows of one replica."""
+        now = self.router.clock.now()
+        return next(status for status in self.router.engine.replicas(now) if status.id == name)
+
+    def records(self, *names: str) -> list[tuple[str, Record]]:
+        """What arrived at the replicas of these names, or at all, for clients: the probe left out."""
+        return [
+            (name, record)
+            for name in names or self.replicas
+            for record in self.replicas[name].requests
+            if record.headers.get("user-agent") != "homing"
+        ]
+
+    async def chat(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> "Answered":
+        """One chat turn by `httpx`. `headers` are headers; all else is for the body."""
+        headers = more.pop("headers", {})
+        body = {"model": MODEL, "messages": messages, "max_tokens": 16, **more}
+        return Answered(await self.client.post("/v1/chat/completions", json=body, headers=headers))
+
+    async def add_replica(self, name: str, settings: ReplicaSettings = QUICK) -> SimulatedReplica:
+        """Start one more replica and let the router take it in."""
+        replica = SimulatedReplica(replace(settings, name=name))
+        await replica.start()
+        self.replicas[name] = replica
+        router = self.router
+        specs = [router.engine.spec(each) for each in router.engine.replica_ids()]
+        added = replace(specs[0], id=ReplicaId(name), url=replica.url)
+        router._set_replicas([*specs, added])
+        await router.probe_once()
+        return replica
+
+
+@dataclass
+class Answered:
+    """An answer, with what the router said about it."""
+
+    response: httpx.Response
+
+    @property
+    def json(self) -> Any:
+        return self.response.json()
+
+    @property
+    def replica(self) -> str:
+        return self.response.headers["x-homing-replica"]
+
+    @property
+    def kind(self) -> str:
+        return self.response.headers["x-homing-decision"]
+
+    @property
+    def cached(self) -> int:
+        """Cached tokens as the replica counted them."""
+        details = self.json["usage"]["prompt_tokens_details"] or {}
+        return int(details.get("cached_tokens") or 0)
+
+    @property
+    def message(self) -> dict[str, Any]:
+        message: dict[str, Any] = self.json["choices"][0]["message"]
+        return {"role": "assistant", "content": message["content"]}
+
+
+@asynccontextmanager
+async def fleet(
+    size: int = 2,
+    *,
+    settings: ReplicaSettings | Sequence[ReplicaSettings] = QUICK,
+    config: Mapping[str, Any] | None = None,
+    policy: Mapping[str, Any] | None = None,
+    keys: Mapping[str, str] | None = None,
+    api_keys: Mapping[str, str] | None = None,
+    probe: str = NEVER,
+    down: Sequence[str] = (),
+) -> AsyncIterator[Fleet]:
+    """Replicas r0, r1, … and a router on free ports. Fails if anything is left over at the end.
+
+    `config` and `policy` are laid over the usual ones, `keys` is API key → tenant, `api_keys` replica →
+    the key that it wants, and `down` names the replicas that do not run.
+    """
+    before = asyncio.all_tasks()
+    async with AsyncExitStack() as stack:
+        replicas: dict[str, SimulatedReplica] = {}
+        for number in range(size):
+            name = f"r{number}"
+            each = settings if isinstance(settings, ReplicaSettings) else settings[number]
+            replica = replicas[name] = SimulatedReplica(replace(each, name=name))
+            await replica.start()
+            # So old that a restart within the test moves its start time as far as a real one does.
+            replica.api.start_time -= 3600.0
+            if name in down:
+                await replica.kill()
+        stack.push_async_callback(_kill, replicas)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        router = _router(folder, replicas, config or {}, policy or {}, keys or {}, api_keys or {}, probe)
+        stack.push_async_callback(router.close)
+        await router.start()
+        running = Fleet(
+            router,
+            replicas,
+            await stack.enter_async_context(_client(router.dataplane.port)),
+            await stack.enter_async_context(
+                _client(router.admin.port, Authorization=f"Bearer {router.admin.token}")
+            ),
+        )
+        yield running
+        await settled(running)
+    assert len(router.dataplane.tasks) == 0
+    assert not router.dataplane.connections
+    # What was cancelled ends with the next turns of the loop.
+    await until(lambda: asyncio.all_tasks() <= before)
+
+
+def _client(port: int, **headers: str) -> httpx.AsyncClient:
+    return httpx.AsyncClient(
+        base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=20.0, trust_env=False
+    )
+
+
+async def _kill(replicas: Mapping[str, SimulatedReplica]) -> None:
+    for replica in replicas.values():
+        await replica.kill()
+
+
+def _router(
+    folder: Path,
+    replicas: Mapping[str, SimulatedReplica],
+    config: Mapping[str, Any],
+    policy: Mapping[str, Any],
+    keys: Mapping[str, str],
+    api_keys: Mapping[str, str],
+    probe: str,
+) -> Router:
+    listed = []
+    environ = {"HOMING_SECRET": "a-secret-of-the-tests-0123456789abcdef"}
+    for name, replica in replicas.items():
+        one = {"name": name, "url": replica.url}
+        if name in api_keys:
+            one["api_key_env"] = f"KEY_{name}"
+            environ[f"KEY_{name}"] = api_keys[name]
+        listed.append(one)
+    if keys:
+        environ["HOMING_API_KEYS"] = ",".join(f"{tenant}={key}" for key, tenant in keys.items())
+    (folder / "home.yaml").write_text(
+        yaml.safe_dump({"version": 1, "policy": "home", "strategy": "priced", **policy})
+    )
+    path = folder / "router.yaml"
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "version": 1,
+                "listen": "127.0.0.1:0",
+                "admin": {"listen": "127.0.0.1:0"},
+                "policies": ["home.yaml"],
+                "replicas": listed,
+                "probe": {"interval": probe},
+                **config,
+            }
+        )
+    )
+    loaded = load_config(path)
+    return Router(loaded, load_secrets(loaded, environ), rng=Random(5))
+
+
+async def settled(running: Fleet) -> None:
+    """Wait a little for turns to end, then check that neither router nor replicas kept anything."""
+    plane, engine = running.router.dataplane, running.router.engine
+    await until(
+        lambda: (
+            engine.in_flight() == 0
+            and plane.held_bytes == 0
+            and len(plane.tasks) <= 1
+            and not any(replica.in_flight for replica in running.replicas.values() if replica.alive)
+        )
+    )
+    for status in engine.replicas(running.router.clock.now()):
+        assert (status.in_flight, status.pending_tokens) == (0, 0), status
+    assert not plane._live_ids
+
+
+def words(count: int, seed: object = 0) -> str:
+    """So many words of four bytes, a token each: the same for the same seed."""
+    chance = Random(repr(seed))
+    return "".join(chance.choice(_VOCABULARY) for _ in range(count))
+
+
+_VOCABULARY = tuple(
+    f"{consonant}{vowel}{end} " for consonant in "bcdfghjklmnp" for vowel in "aeiou" for end in "nrstxz"
+)
