@@ -48,6 +48,12 @@ class Reading(Enum):
     """The last answer is out, or going out; what still comes is thrown away."""
 
 
+# A member looked up on its class costs as much as the comparison, and these are asked for at every read.
+_IDLE: Final = Reading.IDLE
+_HEAD: Final = Reading.HEAD
+_BODY: Final = Reading.BODY
+
+
 class ClientConnection(asyncio.Protocol):
     """Reads requests and owns the one exchange in progress."""
 
@@ -118,7 +124,7 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment] # uvloop's own class, same interface
         self._socket = transport.get_extra_info("socket")
-        self.deadline = asyncio.get_running_loop().time() + self._plane.limits.idle_s
+        self.deadline = self._plane.now() + self._plane.limits.idle_s
         self._plane.connections.add(self)
 
     def connection_lost(self, _exc: Exception | None) -> None:
@@ -188,13 +194,10 @@ class ClientConnection(asyncio.Protocol):
     # --- reading requests ---------------------------------------------------------------------------
 
     def _feed(self, data: bytes) -> None:
-        if self._reading is Reading.IDLE:
-            self._reading = Reading.HEAD
-            self.deadline = asyncio.get_running_loop().time() + self._plane.limits.head_s
-        if self._reading is Reading.HEAD:
+        before = self._reading
+        if before is not _BODY:
+            self._reading = _HEAD
             self._head_bytes += len(data)
-        elif self._reading is Reading.BODY:
-            self.deadline = asyncio.get_running_loop().time() + self._plane.limits.idle_s
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
@@ -208,8 +211,14 @@ class ClientConnection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self._refusal = Refused(ErrorKind.BAD_REQUEST, f"malformed HTTP request: {error}")
         else:
-            if self._reading is Reading.HEAD and self._head_bytes > self._plane.limits.head:
-                self._refusal = self._head_too_large()
+            reading = self._reading
+            if reading is _BODY:
+                self.deadline = self._plane.now() + self._plane.limits.idle_s
+            elif reading is _HEAD:
+                if before is not _HEAD:
+                    self.deadline = self._plane.now() + self._plane.limits.head_s
+                if self._head_bytes > self._plane.limits.head:
+                    self._refusal = self._head_too_large()
         if self._refusal is not None:
             self._reading = Reading.NOTHING
             self._plane.give_back(self._body_bytes)
@@ -223,14 +232,12 @@ class ClientConnection(asyncio.Protocol):
             code="head_too_large",
         )
 
-    def on_message_begin(self) -> None:
-        self._reading = Reading.HEAD
-
     def on_url(self, url: bytes) -> None:
+        self._reading = _HEAD
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._reading is Reading.BODY:
+        if self._reading is _BODY:
             return  # a trailer: nothing in it is for a router
         self._headers.append((name.lower(), value))
 
@@ -254,7 +261,7 @@ class ClientConnection(asyncio.Protocol):
             self._refusal = refusal
             raise _StopError from None
         self._head = head
-        self._reading = Reading.BODY
+        self._reading = _BODY
 
     def _check_length(self) -> None:
         for name, value in self._headers:
@@ -292,7 +299,7 @@ class ClientConnection(asyncio.Protocol):
         content = body[0] if len(body) == 1 else b"".join(body)
         self._queue.append((head, content, self._parser.should_keep_alive()))
         self._begin_head()
-        self._reading = Reading.IDLE
+        self._reading = _IDLE
 
     # --- running requests ---------------------------------------------------------------------------
 
@@ -328,14 +335,14 @@ class ClientConnection(asyncio.Protocol):
                 return
             else:
                 limit = limits.head_s if self._reading is Reading.HEAD else limits.idle_s
-                self.deadline = asyncio.get_running_loop().time() + limit
+                self.deadline = self._plane.now() + limit
                 return
 
     def _run(self, head: Head, content: bytes) -> None:
         self.deadline = _NEVER
         total_s = self._plane.limits.total_s
         if total_s is not None:
-            self._latest = asyncio.get_running_loop().time() + total_s
+            self._latest = self._plane.now() + total_s
         exchange = self._exchange = Exchange(self._plane, self, head, content)
         try:
             exchange.start()
@@ -363,7 +370,7 @@ class ClientConnection(asyncio.Protocol):
         self._reading = Reading.NOTHING
         if self._transport is None:
             return
-        self.deadline = asyncio.get_running_loop().time() + _LINGER_S
+        self.deadline = self._plane.now() + _LINGER_S
         if self._transport.can_write_eof():
             self._transport.write_eof()
         else:
@@ -393,7 +400,7 @@ class ClientConnection(asyncio.Protocol):
 
     def await_answer(self) -> None:
         """A replica has the request: the time to its first byte runs."""
-        self.deadline = asyncio.get_running_loop().time() + self._plane.limits.first_byte_s
+        self.deadline = self._plane.now() + self._plane.limits.first_byte_s
         self._progress_seen = self.progress
 
     def finished(self, *, keep: bool) -> None:

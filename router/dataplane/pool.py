@@ -13,11 +13,20 @@ from router.dataplane.upstream import UpstreamConnection
 class Pool:
     """Idle connections of one replica, last in first out, so that the spare ones age out."""
 
-    __slots__ = ("_closed", "_host", "_idle", "_limits", "_open", "_port", "head_suffix", "replica")
+    __slots__ = ("_closed", "_host", "_idle", "_limits", "_open", "_port", "head_suffix", "now", "replica")
 
-    def __init__(self, replica: ReplicaId, url: str, limits: Limits, *, api_key: str | None) -> None:
+    def __init__(
+        self,
+        replica: ReplicaId,
+        url: str,
+        limits: Limits,
+        *,
+        now: Callable[[], float],
+        api_key: str | None,
+    ) -> None:
         parts = urlsplit(url)
         self.replica = replica
+        self.now = now
         self._host = parts.hostname or ""
         self._port = parts.port or 80
         self._limits = limits
@@ -31,22 +40,22 @@ class Pool:
     def __len__(self) -> int:
         return len(self._open)
 
-    def take(self, now: float) -> UpstreamConnection | None:
+    def take(self) -> UpstreamConnection | None:
         """An idle connection that the replica has not had time to close, or `None`."""
         idle = self._idle
         while idle:
             connection = idle.pop()
-            if connection.usable and now - connection.idle_since < self._limits.upstream_idle_s:
+            if connection.usable and self.now() - connection.idle_since < self._limits.upstream_idle_s:
                 return connection
             connection.abort()
         return None
 
-    def put(self, connection: UpstreamConnection, now: float) -> None:
+    def put(self, connection: UpstreamConnection) -> None:
         """Keep a connection whose exchange ended well."""
         if self._closed or len(self._idle) >= self._limits.upstream_idle_connections:
             connection.abort()
             return
-        connection.idle_since = now
+        connection.idle_since = self.now()
         self._idle.append(connection)
 
     async def connect(self) -> UpstreamConnection:

@@ -51,7 +51,8 @@ class DataPlane:
     ) -> None:
         self.engine = engine
         self.routing = routing
-        self.clock = clock
+        self.now = clock.now
+        """Monotonic seconds. Not the loop's time: to ask for the running loop costs a system call."""
         self.limits = limits
         self.local = LocalEndpoints(engine)
         self.heads = HeadReader(
@@ -97,8 +98,8 @@ class DataPlane:
             self._server.close()
         for connection in tuple(self.connections):
             connection.stop()
-        deadline = asyncio.get_running_loop().time() + grace_s
-        while self.connections and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
+        deadline = self.now() + grace_s
+        while self.connections and self.now() < deadline:  # noqa: ASYNC110
             # Seldom and short, so looking is cheaper than an event that each connection would have to set.
             await asyncio.sleep(0.05)
         for connection in tuple(self.connections):
@@ -122,7 +123,7 @@ class DataPlane:
                 del self._urls[replica]
         for replica, address in wanted.items():
             if replica not in self._urls:
-                self.pools[replica] = Pool(replica, address[0], self.limits, api_key=address[1])
+                self.pools[replica] = Pool(replica, address[0], self.limits, now=self.now, api_key=address[1])
                 self._urls[replica] = address
 
     # --- for connections and exchanges --------------------------------------------------------------
@@ -176,10 +177,9 @@ class DataPlane:
         self._live_ids.discard(request_id)
 
     async def _sweep(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(_SWEEP_S)
-            now = loop.time()
+            now = self.now()
             for connection in tuple(self.connections):
                 try:
                     connection.on_sweep(now)

@@ -179,7 +179,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._reset()
         if keep:
             self.resume()
-            self._pool.put(self, asyncio.get_running_loop().time())
+            self._pool.put(self)
         else:
             self.abort()
         if receiver is not None:

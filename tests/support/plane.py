@@ -58,7 +58,7 @@ async def data_plane(
 async def settled(plane: DataPlane) -> None:
     """Wait a little for exchanges to end, then check that nothing leaked."""
     await until(lambda: plane.engine.in_flight() == 0 and plane.held_bytes == 0 and len(plane.tasks) <= 1)
-    for status in plane.engine.replicas(plane.clock.now()):
+    for status in plane.engine.replicas(plane.now()):
         assert (status.in_flight, status.pending_tokens) == (0, 0), status
     assert plane.held_bytes == 0
     assert not plane._live_ids
