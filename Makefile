@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types format clean serve wheel
+.PHONY: help demo test lint types check smoke format wheel clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -28,13 +28,20 @@ demo: $(VENV)/.installed-run ## three simulated replicas, the proxy, a few agent
 test: $(STAMP) ## the whole test suite
 	$(BIN)/python -m pytest -n 2 tests
 
-lint: $(STAMP) ## format, lint and import contracts
+lint: $(STAMP) ## format, lint, import contracts, a test for each module
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
+	$(BIN)/python tools/check_test_pairing.py
 
 types: $(STAMP) ## mypy, strict
 	$(BIN)/mypy
+
+check: $(STAMP) ## the shipped policies and the example config
+	$(BIN)/homing check policies/*.yaml config/*.yaml
+
+smoke: $(STAMP) ## the wheel, tried outside the source tree
+	bash tools/smoke_wheel.sh $(BIN)/python
 
 format: $(STAMP) ## rewrite the sources in the house format
 	$(BIN)/ruff format .

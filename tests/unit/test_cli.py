@@ -1,0 +1,163 @@
+"""The command line: what each command prints, and its exit status."""
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+
+import httpx
+import pytest
+
+from router import __version__
+from router.cli import main
+
+BODY = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "good.yaml").write_text("version: 1\npolicy: mine\nstrategy: ring\n")
+    (tmp_path / "bad.yaml").write_text("version: 1\npolicy: mine\nstrategy: rign\nreplica: []\n")
+    (tmp_path / "body.json").write_text(json.dumps(BODY))
+    return tmp_path
+
+
+@pytest.fixture
+def taken():
+    """A port that somebody else listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    """The command as a process of its own: it sets up logging and signals."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "router.cli", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def usage_error(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as exit_:
+        main(arguments)
+    code = exit_.value.code
+    assert isinstance(code, int)
+    return code
+
+
+def test_version_is_the_packages(capsys):
+    assert usage_error("--version") == 0
+    assert capsys.readouterr().out == f"homing {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["no-such"], ["check"], ["engine"], ["engine", "--port", "70000"], ["explain", "b.json"]],
+)
+def test_wrong_usage_is_2_and_names_the_help(arguments, capsys):
+    assert usage_error(*arguments) == 2
+    assert re.search(r"see homing.* --help", capsys.readouterr().err)
+
+
+def test_check_is_0_where_there_is_no_fault(folder, capsys):
+    assert main(["check", "good.yaml"]) == 0
+    assert capsys.readouterr().out == "1 file: no faults\n"
+
+
+def test_check_is_1_and_tells_all_faults_with_their_lines(folder, capsys):
+    assert main(["check", "good.yaml", "bad.yaml", "gone.yaml"]) == 1
+    out = capsys.readouterr().out
+    assert re.search(r"^bad.yaml:3: .*did you mean 'ring'", out, re.MULTILINE)
+    assert re.search(r"^bad.yaml:4: unknown key 'replica'", out, re.MULTILINE)
+    assert re.search(r"^gone.yaml: cannot be read", out, re.MULTILINE)
+
+
+def test_schema_is_json(capsys):
+    assert main(["schema"]) == 0
+    assert set(json.loads(capsys.readouterr().out)["$defs"]) >= {"RouterConfig", "Policy", "KeysFile"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["serve", "-c", "gone.yaml"], "gone.yaml: cannot be read"),
+        (["serve", "--policy", "hom"], "did you mean 'home'"),
+        (["serve", "--replica", "10.0.0.1:8000"], "write http://10.0.0.1:8000"),
+        (["explain", "-c", "good.yaml", "gone.json"], "gone.json: No such file"),
+        (["engine", "--port", "0", "--block-size", "0"], "block_size: must be at least 1"),
+    ],
+)
+def test_input_that_is_refused_is_1_with_the_reason(arguments, says, folder, capsys):
+    assert main(arguments) == 1
+    streams = capsys.readouterr()
+    assert says in streams.err
+    assert streams.out == ""
+
+
+def test_explain_says_why_a_fresh_router_would_refuse(folder, taken, capsys):
+    config = "version: 1\nreplicas: [{name: a, url: 'http://127.0.0.1:9'}]\nprobe: {timeout: 200ms}\n"
+    (folder / "router.yaml").write_text(config)
+    assert main(["explain", "-c", "router.yaml", "body.json"]) == 1
+    assert re.match(r"homing: no replica can take this turn: a is starting", capsys.readouterr().err)
+
+
+def test_explain_says_that_an_admin_port_is_not_there(folder, capsys):
+    assert main(["explain", "--admin", "127.0.0.1:9", "body.json"]) == 1
+    assert "no answer from the admin port at 127.0.0.1:9" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--listen", "--admin"])
+def test_a_busy_port_is_1_and_says_which_flag_to_change(flag, taken):
+    addresses = {"--listen": "127.0.0.1:0", "--admin": "127.0.0.1:0", flag: f"127.0.0.1:{taken}"}
+    process = start("serve", *[word for pair in addresses.items() for word in pair])
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == (1, "")
+    assert str(taken) in err
+    assert "in use" in err
+    assert flag in err
+    assert "Traceback" not in err
+
+
+def test_serve_starts_with_its_replica_down_answers_503_and_stops_at_sigterm():
+    process = start(
+        "serve", "--replica", "http://127.0.0.1:9", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"
+    )
+    assert process.stdout is not None
+    try:
+        announced = process.stdout.readline()
+        match = re.fullmatch(
+            rf"homing {__version__}: (http://\S+) -> 1 replicas \(0 healthy\), policy home; admin (http://\S+)\n",
+            announced,
+        )
+        assert match is not None, announced
+        assert "r0 http://127.0.0.1:9: starting" in process.stdout.readline()
+        with httpx.Client(trust_env=False, timeout=10) as client:
+            refused = client.post(f"{match[1]}/v1/chat/completions", json=BODY)
+            assert refused.status_code == 503
+            assert "r0 is starting" in refused.json()["error"]["message"]
+            assert client.get(f"{match[2]}/livez").status_code == 200
+            assert client.get(f"{match[2]}/readyz").status_code == 503
+    finally:
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert "admin token for writes" in out
+    assert "no API keys are configured" in err
+    assert "homing: stopping" in err
+    assert "Traceback" not in err
+
+
+def test_a_reader_that_has_seen_enough_is_no_error():
+    process = start("schema")
+    assert process.stdout is not None
+    process.stdout.read(1)
+    process.stdout.close()
+    assert process.stderr is not None
+    err = process.stderr.read()
+    process.stderr.close()
+    assert (process.wait(timeout=20), err) == (0, "")

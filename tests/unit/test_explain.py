@@ -1,0 +1,105 @@
+"""`homing explain`: asking a router, and the bill as a table."""
+
+import json
+
+import httpx
+import pytest
+
+from router.base.errors import HomingError
+from router.explain import ask_admin, render, table
+
+LINE = {
+    "replica": "a",
+    "cached_tokens": 120,
+    "in_flight": 3,
+    "pending_tokens": 0,
+    "working_set_tokens": 5000,
+    "capacity_tokens": None,
+    "price": None,
+    "over": None,
+}
+ANSWER = {
+    "replica": "b",
+    "kind": "spill",
+    "reason": "home over a limit, next on the ring",
+    "policy": "home",
+    "prompt_tokens": 130,
+    "segments": 4,
+    "predicted_cached_tokens": 0,
+    "session": "0123",
+    "session_source": "x-session-id",
+    "home": "a",
+    "candidates": [
+        {**LINE, "over": "3 in flight, limit 3"},
+        {**LINE, "replica": "b", "cached_tokens": 0, "capacity_tokens": 600000, "price": 12.5},
+    ],
+}
+
+
+def test_the_bill_names_the_choice_marks_its_line_and_shows_what_is_unknown():
+    first, second, header, a, b = render(ANSWER).splitlines()
+    assert first == "b  spill: home over a limit, next on the ring  (policy home)"
+    assert "130 tokens in 4 segments" in second
+    assert second.endswith("session 0123 from x-session-id, home a")
+    assert " ".join(header.split()) == "replica cached in flight pending working set capacity price over"
+    assert a.split() == ["a", "120", "3", "0", "5000", "–", "–", "3", "in", "flight,", "limit", "3"]
+    assert b.split() == ["→", "b", "0", "3", "0", "5000", "600000", "12.5"]
+
+
+def test_a_turn_without_session_says_so():
+    shown = render({**ANSWER, "session": None, "session_source": "", "home": None})
+    assert shown.splitlines()[1].endswith("session none")
+
+
+def test_columns_are_as_wide_as_their_widest_cell_with_figures_to_the_right():
+    assert table(("name", "n"), [("a", "10"), ("longer", "7")]) == "name     n\na       10\nlonger   7"
+
+
+@pytest.fixture
+def admin(monkeypatch):
+    """What the admin port is asked, and what it will answer."""
+    asked: list[tuple[str, bytes, dict[str, str]]] = []
+    answers: list[httpx.Response | Exception] = []
+
+    def post(url: str, *, content: bytes, headers: dict[str, str], timeout: float) -> httpx.Response:
+        asked.append((url, content, headers))
+        answer = answers.pop()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(httpx, "post", post)
+    return asked, answers
+
+
+def test_the_body_is_put_into_the_question_byte_for_byte(admin):
+    asked, answers = admin
+    answers.append(httpx.Response(200, json=ANSWER))
+    body = b' {"model": "m",  "messages": []}\n'
+    assert ask_admin("host:9090", body, path="/v1/x", session="s", tenant=None, token="t") == ANSWER
+    ((url, content, headers),) = asked
+    assert url == "http://host:9090/api/explain"
+    assert b'"body":{"model": "m",  "messages": []}}' in content
+    assert json.loads(content) == {"path": "/v1/x", "session": "s", "body": {"model": "m", "messages": []}}
+    assert headers["authorization"] == "Bearer t"
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (httpx.ConnectError("refused"), "no answer from the admin port at http://h:1: refused"),
+        (httpx.Response(200, text="<html>"), "http://h:1 answered 200 and no JSON: is it an admin port?"),
+        (httpx.Response(409, json={"error": {"message": "no replica is well"}}), "no replica is well"),
+    ],
+)
+def test_what_goes_wrong_is_said_in_words(answer, says, admin):
+    admin[1].append(answer)
+    with pytest.raises(HomingError) as error:
+        ask_admin("http://h:1/", b"{}", path="/v1/x", session=None, tenant=None, token=None)
+    assert str(error.value).replace("h:1/", "h:1") == says
+
+
+def test_a_body_that_is_no_json_is_not_sent(admin):
+    with pytest.raises(HomingError, match="the body is not JSON"):
+        ask_admin("http://h:1", b"{", path="/v1/x", session=None, tenant=None, token=None)
+    assert admin[0] == []

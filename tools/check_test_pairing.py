@@ -1,0 +1,66 @@
+"""Checks that each module has its test: `router/a/b.py` wants `tests/unit/a/test_b.py`.
+
+A module that runs nothing of its own (values, protocols, constants) needs none. What is tested in another
+place is listed here, with that place. Exit status 1 and a line a fault where something is amiss.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+TESTED_ELSEWHERE: Mapping[str, str] = {
+    # The relay is tested on sockets, where a client, a replica and the bytes between them can be seen.
+    "router/dataplane/client.py": "tests/integration/test_relay.py",
+    "router/dataplane/departure.py": "tests/integration/test_trouble.py",
+    "router/dataplane/exchange.py": "tests/integration/test_trouble.py",
+    "router/dataplane/head.py": "tests/integration/test_relay.py",
+    "router/dataplane/local.py": "tests/integration/test_relay.py",
+    "router/dataplane/pool.py": "tests/integration/test_trouble.py",
+    "router/dataplane/problems.py": "tests/integration/test_trouble.py",
+    "router/dataplane/routing.py": "tests/integration/test_relay.py",
+    "router/dataplane/server.py": "tests/integration/test_relay.py",
+    "router/dataplane/upstream.py": "tests/integration/test_trouble.py",
+    # Whole routers: wiring by each client library, the demo by the wheel's trial.
+    "router/wiring.py": "tests/clients",
+    "router/demo.py": "tools/smoke_wheel.sh",
+}
+"""Module → the file or folder that tests it."""
+
+
+def faults(tree: Path, elsewhere: Mapping[str, str]) -> Iterator[str]:
+    """One line for each module without a test, and for each line of `elsewhere` that is not true."""
+    modules = {path.relative_to(tree).as_posix(): path for path in sorted((tree / "router").rglob("*.py"))}
+    for name, path in modules.items():
+        test = Path("tests/unit", *path.relative_to(tree / "router").parts[:-1], f"test_{path.name}")
+        if (tree / test).is_file():
+            if name in elsewhere:
+                yield f"{name}: has {test.as_posix()}, and is listed as tested elsewhere"
+        elif name not in elsewhere and runs_something(path.read_text("utf-8")):
+            yield f"{name}: has no {test.as_posix()}"
+    for name, place in elsewhere.items():
+        if name not in modules:
+            yield f"{name}: is listed as tested elsewhere, and there is no such module"
+        elif not (tree / place).exists():
+            yield f"{name}: is listed as tested by {place}, which is not there"
+
+
+def runs_something(source: str) -> bool:
+    """Whether a module has a function with a body: more than a docstring, `...` or `pass`."""
+    return any(
+        any(not _says_nothing(statement) for statement in node.body)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
+
+
+def _says_nothing(statement: ast.stmt) -> bool:
+    is_constant = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    return is_constant or isinstance(statement, ast.Pass)
+
+
+if __name__ == "__main__":
+    found = list(faults(Path(__file__).parents[1], TESTED_ELSEWHERE))
+    for fault in found:
+        print(fault)
+    sys.exit(1 if found else 0)
