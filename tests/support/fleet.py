@@ -75,6 +75,13 @@ class Fleet:
             if record.headers.get("user-agent") != "homing"
         ]
 
+    async def decision(self) -> dict[str, Any]:
+        """The latest one, as the admin port shows it."""
+        answer = await self.admin.get("/api/decisions?limit=1")
+        [decision] = answer.json()["decisions"]
+        assert isinstance(decision, dict)
+        return decision
+
     async def chat(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> "Answered":
         """One chat turn by `httpx`. `headers` are headers; all else is for the body."""
         headers = more.pop("headers", {})
