@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import httptools
 
 from router.base.errors import ErrorKind, Refused
+from router.base.ids import TenantId
 from router.dataplane.departure import CHECK_AFTER_S, INTERIM, has_left
 from router.dataplane.exchange import Exchange, Phase
 from router.dataplane.head import Head
@@ -77,6 +78,7 @@ class ClientConnection(asyncio.Protocol):
         "_reading",
         "_refusal",
         "_socket",
+        "_tenant",
         "_transport",
         "_url",
         "deadline",
@@ -91,7 +93,7 @@ class ClientConnection(asyncio.Protocol):
         self._socket = None
         self._parser = httptools.HttpRequestParser(self)
         self._exchange: Exchange | None = None
-        self._queue: deque[tuple[Head, bytes, bool]] = deque()
+        self._queue: deque[tuple[Head, TenantId | None, bytes, bool]] = deque()
         self._ahead = bytearray()
         self._read_paused = False
         self._reading = Reading.IDLE
@@ -107,7 +109,7 @@ class ClientConnection(asyncio.Protocol):
         self.write_paused = False
         """Whether the client reads slower than it is written to."""
         self.deadline = _NEVER
-        """When `on_deadline` is due, in the loop's seconds."""
+        """When the sweep is to act, in the plane's seconds."""
         self._latest = _NEVER
         self._begin_head()
 
@@ -116,6 +118,7 @@ class ClientConnection(asyncio.Protocol):
         self._headers: list[tuple[bytes, bytes]] = []
         self._head_bytes = 0
         self._head: Head | None = None
+        self._tenant: TenantId | None = None
         self._body: list[bytes] = []
         self._body_bytes = 0
 
@@ -130,9 +133,7 @@ class ClientConnection(asyncio.Protocol):
     def connection_lost(self, _exc: Exception | None) -> None:
         self._plane.connections.discard(self)
         self._plane.give_back(self._body_bytes)
-        for _, content, _ in self._queue:
-            self._plane.give_back(len(content))
-        self._queue.clear()
+        self._drop_queue()
         self._body_bytes = 0
         self._transport = None
         self._reading = Reading.NOTHING
@@ -152,7 +153,11 @@ class ClientConnection(asyncio.Protocol):
                 self._transport.pause_reading()
             return
         self._feed(data)
-        if self._queue or self._refusal is not None:
+        if self._queue:
+            self._run(*self._queue.popleft())
+            if self._exchange is None:
+                self._next()
+        elif self._refusal is not None:
             self._next()
 
     def eof_received(self) -> bool:
@@ -239,7 +244,7 @@ class ClientConnection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._reading is _BODY:
             return  # a trailer: nothing in it is for a router
-        self._headers.append((name.lower(), value))
+        self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         plane = self._plane
@@ -253,8 +258,10 @@ class ClientConnection(asyncio.Protocol):
                 self._parser.get_method(), self._url, self._parser.get_http_version(), self._headers
             )
             if head.has_body:
-                plane.tenant_of(head)
-                self._check_length()
+                # Before the body, which nobody without a key may make the router hold.
+                self._tenant = plane.tenant_of(head)
+                if head.length > plane.limits.body:
+                    raise self._body_too_large()
                 if head.expects_continue:
                     self._continue()
         except Refused as refusal:
@@ -262,11 +269,6 @@ class ClientConnection(asyncio.Protocol):
             raise _StopError from None
         self._head = head
         self._reading = _BODY
-
-    def _check_length(self) -> None:
-        for name, value in self._headers:
-            if name == b"content-length" and int(value) > self._plane.limits.body:
-                raise self._body_too_large()
 
     def _body_too_large(self) -> Refused:
         return HttpRefused(
@@ -297,7 +299,7 @@ class ClientConnection(asyncio.Protocol):
             return  # refused at its head
         body = self._body
         content = body[0] if len(body) == 1 else b"".join(body)
-        self._queue.append((head, content, self._parser.should_keep_alive()))
+        self._queue.append((head, self._tenant, content, self._parser.should_keep_alive()))
         self._begin_head()
         self._reading = _IDLE
 
@@ -319,8 +321,7 @@ class ClientConnection(asyncio.Protocol):
             if self._reading is Reading.NOTHING and self._refusal is None and not self._queue:
                 return
             if self._queue:
-                head, content, self.keep_alive = self._queue.popleft()
-                self._run(head, content)
+                self._run(*self._queue.popleft())
             elif self._refusal is not None:
                 self._refuse(self._refusal)
                 return
@@ -338,12 +339,13 @@ class ClientConnection(asyncio.Protocol):
                 self.deadline = self._plane.now() + limit
                 return
 
-    def _run(self, head: Head, content: bytes) -> None:
+    def _run(self, head: Head, tenant: TenantId | None, content: bytes, keep_alive: bool) -> None:
+        self.keep_alive = keep_alive
         self.deadline = _NEVER
         total_s = self._plane.limits.total_s
         if total_s is not None:
             self._latest = self._plane.now() + total_s
-        exchange = self._exchange = Exchange(self._plane, self, head, content)
+        exchange = self._exchange = Exchange(self._plane, self, head, tenant, content)
         try:
             exchange.start()
         except Exception:  # noqa: BLE001 - one request's fault must not cost the others their connection
@@ -406,26 +408,27 @@ class ClientConnection(asyncio.Protocol):
     def finished(self, *, keep: bool) -> None:
         """The exchange is over."""
         self._exchange = None
-        self.deadline = _NEVER
         if self._transport is None:
             return
         if not keep:
             self._close_after_answer()
-        else:
+        elif self._queue or self._ahead or self._eof or self._reading is not _IDLE:
             self._next()
+        else:
+            self.deadline = self._plane.now() + self._plane.limits.idle_s
 
     def _close_after_answer(self) -> None:
-        self._queue_dropped()
+        self._drop_queue()
+        self._refusal = None
         if self._ahead or self._reading is not Reading.IDLE:
             self._linger()
         else:
             self._close()
 
-    def _queue_dropped(self) -> None:
-        for _, content, _ in self._queue:
+    def _drop_queue(self) -> None:
+        for _, _, content, _ in self._queue:
             self._plane.give_back(len(content))
         self._queue.clear()
-        self._refusal = None
 
     # --- time ---------------------------------------------------------------------------------------
 

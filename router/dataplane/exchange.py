@@ -10,10 +10,12 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from router.base.errors import ErrorKind, Refused
-from router.base.ids import ReplicaId
+from router.base.ids import ReplicaId, TenantId
+from router.core.decide import Kind
 from router.core.engine import Ticket
 from router.core.observe import Outcome, Usage
 from router.dataplane.answer import StreamReader, read_body
+from router.dataplane.dialects import dialect_of
 from router.dataplane.head import Head
 from router.dataplane.problems import body_of, event_of, status_line, status_of
 from router.dataplane.routing import Routed
@@ -28,6 +30,10 @@ if TYPE_CHECKING:
 _MOVES_ON: Final = frozenset({500, 502, 503, 504})
 
 _BODILESS: Final = frozenset({204, 304})
+
+_KIND_LINES: Final = {
+    kind: f"x-homing-decision: {kind.value}\r\nx-request-id: ".encode("ascii") for kind in Kind
+}
 
 # A server that closed an idle connection answers a request on it with a reset, within a round trip. One
 # that breaks later than this had the request in hand.
@@ -65,6 +71,7 @@ class Exchange:
         "_reused",
         "_routed",
         "_sent_at",
+        "_tenant",
         "_ticket",
         "_upstream",
         "_whole",
@@ -73,10 +80,19 @@ class Exchange:
         "phase",
     )
 
-    def __init__(self, plane: "DataPlane", client: "ClientConnection", head: Head, content: bytes) -> None:
+    def __init__(
+        self,
+        plane: "DataPlane",
+        client: "ClientConnection",
+        head: Head,
+        tenant: TenantId | None,
+        content: bytes,
+    ) -> None:
+        """`tenant` is `None` where it was not asked for at the head."""
         self._plane = plane
         self._client = client
         self._head = head
+        self._tenant = tenant
         self._content: bytes | None = content
         self.held = len(content)
         """Request bytes that count against the plane's budget until the answer begins."""
@@ -106,14 +122,15 @@ class Exchange:
     def start(self) -> None:
         """Answer the request here, or route it and send it on."""
         plane, head = self._plane, self._head
-        self._request_id = plane.claim_request_id(head.request_id)
+        self._request_id = plane.request_id(head.request_id)
         assert self._content is not None
         try:
-            tenant = plane.tenant_of(head)
-            local = plane.local.answer(head)
-            if local is not None:
-                self._respond(*local)
-                return
+            tenant = self._tenant if self._tenant is not None else plane.tenant_of(head)
+            if dialect_of(head.path) is None:
+                local = plane.local.answer(head)
+                if local is not None:
+                    self._respond(*local)
+                    return
             self._routed = plane.routing.route(head, self._content, tenant, self._request_id)
             self._content = None
             self._attempt()
@@ -179,6 +196,7 @@ class Exchange:
         ticket, routed = self._ticket, self._routed
         assert ticket is not None
         assert routed is not None
+        assert self._pool is not None
         status = head.status
         if status in _MOVES_ON and self._move_on(Outcome.SERVER_ERROR):
             return
@@ -210,11 +228,8 @@ class Exchange:
             (
                 status_line(status),
                 *head.forward,
-                b"x-homing-replica: ",
-                decision.replica.encode("latin-1"),
-                b"\r\nx-homing-decision: ",
-                decision.kind.value.encode("ascii"),
-                b"\r\nx-request-id: ",
+                self._pool.answer_line,
+                _KIND_LINES[decision.kind],
                 self._request_id,
                 b"\r\n",
                 framing,
@@ -515,8 +530,10 @@ class Exchange:
         self.phase = Phase.OVER
         if self._ticket is not None and outcome is not None:
             self._ticket.end(outcome, self._plane.now(), usage)
-        self._plane.release(self)
-        self._plane.release_request_id(self._request_id)
+        if self.held:
+            self._plane.release(self)
+        if self._head.request_id is not None:
+            self._plane.release_request_id(self._request_id)
         self._client.finished(keep=self._keep)
 
 

@@ -54,6 +54,7 @@ _LENGTH: Final = _Kind.LENGTH
 _SESSION: Final = _Kind.SESSION
 
 _MAX_TARGETS: Final = 1024
+_MAX_NAMES: Final = 4096
 
 
 class Head(NamedTuple):
@@ -74,6 +75,8 @@ class Head(NamedTuple):
     request_id: bytes | None
     content_type: bytes
     has_body: bool
+    length: int
+    """Content-Length; 0 where there is none."""
     expects_continue: bool
 
 
@@ -85,7 +88,7 @@ class HeadReader:
     `tenant_header` names the tenant where it is trusted, and is dropped like a key.
     """
 
-    __slots__ = ("_kinds", "_session_names", "_targets")
+    __slots__ = ("_kinds", "_lines", "_session_names", "_targets")
 
     def __init__(self, session_headers: Iterable[bytes], tenant_header: bytes | None) -> None:
         self._kinds = {
@@ -107,11 +110,13 @@ class HeadReader:
         self._kinds.update(dict.fromkeys(self._session_names, _Kind.SESSION))
         if tenant_header is not None:
             self._kinds[tenant_header] = _Kind.TENANT
-        # Requests name few targets; each is checked once.
+        # Clients spell few names and name few targets: each is looked at once. By name as sent, how the
+        # line of a header begins that goes on.
+        self._lines: dict[bytes, bytes] = {}
         self._targets: dict[bytes, tuple[bytes, str]] = {}
 
     def read(self, method: bytes, url: bytes, version: str, headers: list[tuple[bytes, bytes]]) -> Head:
-        """Check a head and sort it. Header names come in lower case. Raises `Refused`."""
+        """Check a head and sort it. Raises `Refused`."""
         if method not in _METHODS:
             raise HttpRefused(
                 501 if method in (b"CONNECT", b"TRACE") else 405,
@@ -119,26 +124,31 @@ class HeadReader:
                 code="method_not_allowed",
             )
         target, path = self._targets.get(url) or self._target(url)
-        kinds = self._kinds
+        kinds, lines = self._kinds, self._lines
         forward: list[bytes] = []
         sessions: tuple[tuple[bytes, bytes], ...] = ()
         key = tenant = request_id = listed = None
         content_type = b""
         has_body = expects_continue = False
-        hosts = 0
+        hosts = length = 0
         for name, value in headers:
-            kind = kinds.get(name)
+            line = lines.get(name)
+            if line is not None:
+                forward.append(line + value + b"\r\n")
+                continue
+            kind = kinds.get(name) or self._kind(name)
             if kind is None:
-                forward.append(name + b": " + value + b"\r\n")
+                forward.append(name.lower() + b": " + value + b"\r\n")
             elif kind is _TYPE:
                 content_type = value
                 forward.append(b"content-type: " + value + b"\r\n")
             elif kind is _HOST:
                 hosts += 1
             elif kind is _LENGTH:
-                has_body = has_body or value.strip() != b"0"
+                length = int(value)
+                has_body = has_body or length > 0
             elif kind is _SESSION:
-                if value and (canonical := self._session_names[name]):
+                if value and (canonical := self._session_names[name.lower()]):
                     sessions += ((canonical, value),)
             elif kind is _Kind.AUTHORIZATION:
                 if value[:7].lower() == b"bearer ":
@@ -192,8 +202,20 @@ class HeadReader:
             request_id,
             content_type,
             has_body,
+            length,
             expects_continue,
         )
+
+    def _kind(self, name: bytes) -> _Kind | None:
+        """The kind of a header, however it is spelled; `None` for one that goes on as it is."""
+        lowered = name.lower()
+        kind = self._kinds.get(lowered)
+        if len(self._lines) + len(self._kinds) < _MAX_NAMES:
+            if kind is None:
+                self._lines[name] = lowered + b": "
+            else:
+                self._kinds[name] = kind
+        return kind
 
     def _target(self, url: bytes) -> tuple[bytes, str]:
         target = _target(url)

@@ -13,7 +13,18 @@ from router.dataplane.upstream import UpstreamConnection
 class Pool:
     """Idle connections of one replica, last in first out, so that the spare ones age out."""
 
-    __slots__ = ("_closed", "_host", "_idle", "_limits", "_open", "_port", "head_suffix", "now", "replica")
+    __slots__ = (
+        "_closed",
+        "_host",
+        "_idle",
+        "_limits",
+        "_open",
+        "_port",
+        "answer_line",
+        "head_suffix",
+        "now",
+        "replica",
+    )
 
     def __init__(
         self,
@@ -34,6 +45,8 @@ class Pool:
         self._open: set[UpstreamConnection] = set()
         self._closed = False
         authorization = f"authorization: Bearer {api_key}\r\n" if api_key else ""
+        self.answer_line = f"x-homing-replica: {replica}\r\n".encode("latin-1")
+        """What every answer from this replica says of it."""
         self.head_suffix = f" HTTP/1.1\r\nhost: {parts.netloc}\r\n{authorization}".encode("latin-1")
         """What follows the target in every request head to this replica."""
 

@@ -58,11 +58,13 @@ class Routing:
     def __init__(self, plans: Sequence[Plan], routes: RouteTable, *, secret: bytes) -> None:
         self._plans = tuple(plans)
         self._routes = routes
+        # One policy needs no routes, and most routers have one.
+        self._routed = len(self._plans) > 1
         self._secret = secret
         self._headers = tuple(
-            tuple(name.encode("latin-1") for name in plan.session.headers) for plan in plans
+            tuple((name.encode("latin-1"), name) for name in plan.session.headers) for plan in plans
         )
-        self.session_headers = frozenset(name for headers in self._headers for name in headers)
+        self.session_headers = frozenset(name for headers in self._headers for name, _ in headers)
         """All header names that any policy takes a session id from."""
         self.default_session_header = plans[0].session.headers[0] if plans[0].session.headers else None
         """The header that the default policy looks at first; `None` if it looks at none."""
@@ -83,7 +85,8 @@ class Routing:
         read = None
         if dialect is not None or (content and head.content_type.startswith(b"application/json")):
             read = self._readers[0].read(path, content, tenant)
-            index = self._routes.match(path, read.model, tenant)
+            if self._routed:
+                index = self._routes.match(path, read.model, tenant)
             if index and self._plans[index].session != self._plans[0].session:
                 read = self._readers[index].read(path, content, tenant)
         else:
@@ -92,10 +95,10 @@ class Routing:
         session: SessionKey | None = None
         source = ""
         if head.sessions:
-            for name in self._headers[index]:
+            for name, shown in self._headers[index]:
                 for sent, value in head.sessions:
                     if sent == name:
-                        session, source = self._key(tenant, value), name.decode("latin-1")
+                        session, source = self._key(tenant, value), shown
                         break
                 if session is not None:
                     break
@@ -140,10 +143,11 @@ class Routing:
         lines = head.forward
         if session is not None:
             lines.append(b"x-session-id: %b\r\n" % session.encode("ascii"))
-        length = sum(map(len, body))
+        length = len(body[0]) if len(body) == 1 else sum(map(len, body))
         if length or head.has_body or method in (b"POST", b"PUT", b"PATCH"):
-            lines.append(b"content-length: %d\r\n" % length)
-        lines.append(b"x-request-id: %b\r\n\r\n" % request_id)
+            lines.append(b"content-length: %d\r\nx-request-id: %b\r\n\r\n" % (length, request_id))
+        else:
+            lines.append(b"x-request-id: %b\r\n\r\n" % request_id)
         return Routed(
             turn,
             index,

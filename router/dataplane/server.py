@@ -164,16 +164,20 @@ class DataPlane:
         self.held_bytes -= exchange.held
         exchange.held = 0
 
-    def claim_request_id(self, asked: bytes | None) -> bytes:
-        """The client's id, made unique among the live ones (an engine refuses a repeated one), or a new."""
-        request_id = asked if asked is not None else b"%b-%x" % (self._id_prefix, next(self._ids))
-        if request_id in self._live_ids:
-            request_id = b"%b-%x" % (request_id, next(self._ids))
-        self._live_ids.add(request_id)
-        return request_id
+    def request_id(self, asked: bytes | None) -> bytes:
+        """A new id, or the one that the client asked for.
+
+        That is made unique among the live ones (an engine refuses a repeated one), and must be released.
+        """
+        if asked is None:
+            return b"%b-%x" % (self._id_prefix, next(self._ids))
+        if asked in self._live_ids:
+            asked = b"%b-%x" % (asked, next(self._ids))
+        self._live_ids.add(asked)
+        return asked
 
     def release_request_id(self, request_id: bytes) -> None:
-        """The request is over."""
+        """The request with this asked-for id is over."""
         self._live_ids.discard(request_id)
 
     async def _sweep(self) -> None:

@@ -27,6 +27,14 @@ _DROPPED: Final = frozenset(
 )
 
 
+# Headers of nearly every answer that only go on, as servers spell them.
+_LINES: Final = {
+    spelled: name + b": "
+    for name in (b"date", b"server", b"cache-control", b"x-accel-buffering", b"access-control-allow-origin")
+    for spelled in (name, name.title())
+}
+
+
 class ResponseHead(NamedTuple):
     """A replica's response head. `forward` holds `name: value\\r\\n` lines, ready to be sent on."""
 
@@ -213,13 +221,17 @@ class UpstreamConnection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head:
             return  # a trailer
+        line = _LINES.get(name)
+        if line is not None:
+            self._forward.append(line + value + b"\r\n")
+            return
         name = name.lower()
         if name not in _DROPPED:
             if name == b"content-type":
                 self._content_type = value
             elif name == b"content-encoding":
                 self._content_encoding = value
-            self._forward.append(b"%b: %b\r\n" % (name, value))
+            self._forward.append(name + b": " + value + b"\r\n")
         elif name == b"content-length":
             self._length = int(value)
         elif name == b"transfer-encoding":
