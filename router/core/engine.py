@@ -12,7 +12,7 @@ from random import Random
 from typing import Final, NamedTuple, NoReturn
 
 from router.base.errors import ErrorKind, Refused
-from router.base.ids import ReplicaId, SessionKey, TenantId
+from router.base.ids import OPEN_TENANT, ReplicaId, SessionKey, TenantId
 from router.core.decide import Candidate, Choice, Decision, FleetView, Kind
 from router.core.fleet import ModelCard, ReplicaSpec, ReplicaStatus, Report
 from router.core.hashing import hash64
@@ -49,6 +49,10 @@ _MAX_RESPONSES: Final = 100_000
 
 # Clocks of replica and scrape round differently: a start time that moved by less is the same process.
 _SAME_START_S: Final = 1.0
+
+# Idle sessions are dropped so often and so many at once: more than can come in between.
+_EXPIRE_EVERY_S: Final = 0.05
+_EXPIRE_MOST: Final = 2048
 
 # Failures halve every ten seconds: below this a replica's are history.
 _FORGOTTEN: Final = 0.01
@@ -235,6 +239,7 @@ class Engine:
         self._members: dict[ReplicaId, _Member] = {}
         self._ordered: tuple[_Member, ...] = ()
         self._rings: dict[int, Ring] = {}
+        self._expire_at = 0.0
         self._epochs = count()
         self._admitted = count()
         # Decisions a plan has made, and how many of them its retry budget has been told of.
@@ -260,8 +265,10 @@ class Engine:
         try:
             decision, member = self._decide(turn, now, plan, failed, model)
         except Refused as refusal:
-            kind, message = refusal.kind, refusal.message
-            self._tell(lambda o: o.on_refused(turn, kind, message, now))
+            if not failed:
+                # A turn that some replica had and failed is counted there: it was not refused.
+                kind, message = refusal.kind, refusal.message
+                self._tell(lambda o: o.on_refused(turn, kind, message, now))
             raise
         self._served[plan] += 1
         ticket = Ticket(self, turn, decision, member, model)
@@ -517,11 +524,18 @@ class Engine:
     def _pinned(self, turn: Turn, view: FleetView) -> Choice | None:
         """The replica that stores the response that the turn refers to; `None` if nobody knows it.
 
-        Raises `Refused` when it is known and cannot be reached: no other replica has the response.
+        Raises `Refused` when it is known and cannot be reached, as no other replica has the response, and
+        when it is not known to be the tenant's own.
         """
         assert turn.response_id is not None
         pin = self._responses.get((turn.tenant, turn.response_id))
         if pin is None:
+            if turn.tenant != OPEN_TENANT:
+                # Replicas know no tenants: whoever has its id would be given another's conversation.
+                raise Refused(
+                    ErrorKind.NOT_FOUND,
+                    f"no response {turn.response_id!r} of yours is known here; send the conversation in full",
+                )
             return None
         replica = pin.replica
         member = self._members.get(replica)
@@ -573,7 +587,9 @@ class Engine:
             source=turn.session_source,
             now=now,
         )
-        self._sessions.expire(now)
+        if now >= self._expire_at:
+            self._expire_at = now + _EXPIRE_EVERY_S
+            self._sessions.expire(now, _EXPIRE_MOST)
         if before is not None and self._observer is not None:
             session, after = turn.session, member.id
             self._tell(lambda o: o.on_moved(session, before, after, now))

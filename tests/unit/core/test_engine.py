@@ -343,8 +343,15 @@ def test_a_stored_response_is_a_pin_for_its_own_tenant_only() -> None:
     holder = ticket.decision.replica
     pinned = [of.decide(turn(str(n), tenant=acme, response_id="resp_1"), 1.0) for n in range(20)]
     assert {decision.replica for decision in pinned} == {holder}
-    foreign = [of.decide(turn(str(n), tenant=beta, response_id="resp_1"), 1.0) for n in range(20)]
-    assert len({decision.replica for decision in foreign}) > 1
+    # Replicas know no tenants, so one that has never seen the id must not be asked for it either.
+    assert refusal(of, turn("s", tenant=beta, response_id="resp_1"), 1.0).kind is ErrorKind.NOT_FOUND
+    assert refusal(of, turn("s", tenant=acme, response_id="resp_2"), 1.0).kind is ErrorKind.NOT_FOUND
+
+
+def test_without_tenants_an_unknown_response_is_for_the_replicas_to_judge() -> None:
+    of = engine("a", "b", "c")
+    request = turn("s", 1, response_id="resp_of_an_earlier_router")
+    assert of.decide(request, 1.0).kind is Kind.NEW
 
 
 def test_a_pin_whose_replica_is_down_or_restarted_is_refused_not_sent_elsewhere() -> None:
@@ -504,7 +511,10 @@ def test_every_fact_is_told_once_in_order() -> None:
     whole = of.admit(turn(stream=False), 1.0)
     whole.first_byte(2.0)
     whole.end(Outcome.COMPLETED, 2.0)
-    refusal(of, turn(), failed=(A,))
+    # Some replica had this turn and failed it, which its end tells: it is not refused.
+    assert refusal(of, turn(), failed=(A,)).kind is ErrorKind.UPSTREAM_FAILED
+    of.drain(A, True)
+    refusal(of, turn(), 3.0)
     assert recorder.facts == [
         ("health", ("starting", "healthy")),
         ("decision", Kind.NEW),
@@ -512,7 +522,7 @@ def test_every_fact_is_told_once_in_order() -> None:
         ("decision", Kind.HOME),
         # Its first byte came after all decoding: no time to a first token.
         ("ended", (Outcome.COMPLETED, None)),
-        ("refused", ErrorKind.UPSTREAM_FAILED),
+        ("refused", ErrorKind.NONE_HEALTHY),
     ]
 
 
