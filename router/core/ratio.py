@@ -15,6 +15,9 @@ _HALF_WEIGHT_BYTES: Final = 2_000
 # Weight of a long prompt once the first few are in: 0.7¹⁰ = 3 % of an old error is left after ten turns.
 _GAIN: Final = 0.3
 
+# A report within 0.1 % of the value teaches nothing.
+_NEGLIGIBLE: Final = 0.001
+
 # One report counts as at most twice or half the present value, so an absurd one moves it by 2^0.3, 23 %.
 _STEP: Final = log(2.0)
 
@@ -35,11 +38,13 @@ class TokenRatio:
         """Learn from a prompt whose length in tokens was reported. A length of zero or less says nothing."""
         if prompt_bytes <= 0 or prompt_tokens <= 0:
             return
-        sample = log(min(MOST, max(LEAST, prompt_tokens / prompt_bytes)))
+        off = log(min(MOST, max(LEAST, prompt_tokens / prompt_bytes))) - self._log
         weight = prompt_bytes / (prompt_bytes + _HALF_WEIGHT_BYTES)
         self._weight += weight
         gain = weight * max(_GAIN, 1.0 / self._weight)
-        self._log += gain * min(_STEP, max(-_STEP, sample - self._log))
+        if -_NEGLIGIBLE < off < _NEGLIGIBLE:
+            return
+        self._log += gain * min(_STEP, max(-_STEP, off))
         self.value = min(MOST, max(LEAST, exp(self._log)))
 
     def tokens(self, prompt_bytes: int) -> int:

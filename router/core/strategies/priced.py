@@ -67,17 +67,24 @@ class Priced:
         self._params = params
 
     def choose(self, turn: Turn, view: FleetView, rng: Random) -> Choice:
-        prompt = view.prompt_tokens
-        prices = tuple([max(prompt - c.cached_tokens, 0) + c.pending_tokens for c in view.candidates])
-        eligible, relaxed = within_limits(view.candidates)
+        prompt, candidates = view.prompt_tokens, view.candidates
+        prices = tuple(
+            [
+                c.pending_tokens + prompt - c.cached_tokens if c.cached_tokens < prompt else c.pending_tokens
+                for c in candidates
+            ]
+        )
+        home = find(candidates, view.home) if view.home is not None else None
+        if home is not None and home.over is None:
+            return Choice(home, "home", prices)
+        eligible, relaxed = within_limits(candidates)
         if view.home is None:
             chosen, reason = self._place(turn, view, eligible)
-        elif (home := find(eligible, view.home)) is not None:
+        elif home is not None and relaxed:
             chosen, reason = home, "home"
         else:
-            away = "home not available" if find(view.candidates, view.home) is None else "home over a limit"
             chosen, reason = self._away(turn, view, eligible, view.home)
-            reason = f"{away}, {reason}"
+            reason = f"{'home not available' if home is None else 'home over a limit'}, {reason}"
         return Choice(chosen, reason + relaxed, prices)
 
     def _away(
