@@ -81,7 +81,7 @@ def render(answer: Mapping[str, Any]) -> str:
         )
         for line in answer["candidates"]
     ]
-    return "\n".join(lines) + table(header, rows)
+    return "\n".join([*lines, table(header, rows)])
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

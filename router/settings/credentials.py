@@ -36,9 +36,10 @@ class Secrets:
     keys: AccessKeys | None = None
     """`None` = no API keys are configured: everybody may come in, as one tenant."""
     secret: bytes | None = field(default=None, repr=False)
-    """What session keys are made with; `None` = none configured, each process makes up its own."""
+    """What session keys are made with; `None` = none configured: a public constant takes its place, which
+    is the same in every router."""
     admin_token: str | None = field(default=None, repr=False)
-    """`None` = the admin port takes no writes."""
+    """`None` = none configured: one is made up and shown at each start."""
     replica_keys: Mapping[ReplicaId, str] = field(default_factory=dict, repr=False)
     """The API key that each replica wants; absent where it wants none."""
 

@@ -37,7 +37,8 @@ ANSWER = {
 
 
 def test_the_bill_names_the_choice_marks_its_line_and_shows_what_is_unknown():
-    first, second, header, a, b = render(ANSWER).splitlines()
+    first, second, blank, header, a, b = render(ANSWER).splitlines()
+    assert not blank
     assert first == "b  spill: home over a limit, next on the ring  (policy home)"
     assert "130 tokens in 4 segments" in second
     assert second.endswith("session 0123 from x-session-id, home a")
