@@ -199,7 +199,8 @@ async def test_what_is_neither_json_nor_events_passes_unread() -> None:
         form = b"--x\r\ncontent-disposition: form-data; name=model\r\n\r\nm\r\n--x--\r\n"
         response = await client.exchange(
             b"POST /v1/audio/speech?x=1 HTTP/1.1\r\nHost: r\r\n"
-            b"Content-Type: multipart/form-data; boundary=x\r\nContent-Length: %d\r\n\r\n%b" % (len(form), form)
+            b"Content-Type: multipart/form-data; boundary=x\r\n"
+            b"Content-Length: %d\r\n\r\n%b" % (len(form), form)
         )
         assert response.body == audio
         assert response.headers["x-homing-decision"] == "pass"
