@@ -21,6 +21,7 @@ from aiohttp.typedefs import Handler, Middleware
 from router.base.clock import Clock
 from router.base.errors import ErrorKind, HomingError, Refused
 from router.base.ids import ReplicaId, SessionKey
+from router.base.system import system_words
 from router.controlplane.answers import Problem, decode, json_answer, proper_answers, read_body, read_limit
 from router.controlplane.guard import Caller, Guard, is_loopback
 from router.controlplane.ports import AdministeredFleet
@@ -312,7 +313,7 @@ def _write_secret(path: Path, secret: str) -> None:
 
 
 def _cannot_listen(error: OSError, host: str, port: int) -> HomingError:
-    why = error.strerror or str(error)
+    why = system_words(error)
     if error.errno == errno.EADDRINUSE:
         why = "the address is in use; stop what listens there, or choose another with --admin HOST:PORT"
     elif error.errno == errno.EACCES:

@@ -15,6 +15,7 @@ import aiohttp
 
 from router.base.clock import Clock
 from router.base.ids import ReplicaId
+from router.base.system import system_words
 from router.base.tasks import TaskOwner
 from router.controlplane.metrics_text import parse_report
 from router.controlplane.models_json import parse_models
@@ -240,7 +241,7 @@ class Prober:
         except aiohttp.ClientConnectorDNSError:
             raise _ProbeError("its host name cannot be resolved") from None
         except aiohttp.ClientConnectorError as error:
-            raise _ProbeError(f"no connection: {error.os_error.strerror or error.os_error}") from None
+            raise _ProbeError(f"no connection: {system_words(error.os_error)}") from None
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.ClientPayloadError):
             raise _ProbeError(f"the connection ended before {path} was answered") from None
         except (aiohttp.ClientError, ValueError) as error:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 from router.base.errors import ErrorKind, Refused
 from router.base.ids import ReplicaId, TenantId
+from router.base.system import system_words
 from router.core.decide import Kind
-from router.core.engine import Ticket
+from router.core.ticket import Ticket
 from router.core.observe import Outcome, Usage
 from router.dataplane.answer import StreamReader, read_body
 from router.dataplane.dialects import dialect_of
@@ -168,7 +169,7 @@ class Exchange:
         except OSError as error:
             self._opening = None
             outcome = Outcome.DIED if self._resent and self._held_by_replica() else Outcome.CONNECT_FAILED
-            self._attempt_failed(outcome, f"cannot be reached: {error or 'timed out'}")
+            self._attempt_failed(outcome, f"cannot be reached: {system_words(error)}")
             return
         self._opening = None
         self._send(connection)

@@ -3,15 +3,14 @@
 import asyncio
 import itertools
 import logging
-import os
 import secrets
-import socket
 from collections.abc import Iterable, Mapping
 from typing import Final
 
 from router.base.clock import Clock
 from router.base.errors import ErrorKind, HomingError, Refused
 from router.base.ids import OPEN_TENANT, ReplicaId, TenantId
+from router.base.system import system_words
 from router.base.tasks import TaskOwner
 from router.core.engine import Engine
 from router.core.fleet import ReplicaSpec
@@ -81,7 +80,8 @@ class DataPlane:
             )
         except (OSError, OverflowError) as error:
             raise HomingError(
-                f"cannot listen on {host}:{port}: {_plain(error)}; choose another with --listen or 'listen:'"
+                f"cannot listen on {host}:{port}: {system_words(error)};"
+                " choose another with --listen or 'listen:'"
             ) from error
         self.tasks.spawn(self._sweep(), name="sweep")
 
@@ -194,12 +194,3 @@ class DataPlane:
                 pool.sweep(now)
             if self._retired:
                 self._retired = [pool for pool in self._retired if len(pool)]
-
-
-def _plain(error: BaseException) -> str:
-    """The system's own words for an error, without asyncio's around it."""
-    if isinstance(error, OSError) and error.errno is not None:
-        if isinstance(error, socket.gaierror):
-            return error.strerror or str(error)
-        return os.strerror(error.errno)
-    return str(error)

@@ -11,6 +11,7 @@ from typing import Self
 from aiohttp import web
 
 from router.base.errors import HomingError
+from router.base.system import system_words
 from router.base.tasks import TaskOwner
 from router.simulator.api import Api, Record
 from router.simulator.faults import Fault, FaultPlan
@@ -170,7 +171,7 @@ class SimulatedReplica:
         try:
             self._listener = await loop.create_server(self._runner.server, self.host, self.port)
         except OSError as error:
-            why = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
+            why = "the port is in use" if error.errno == errno.EADDRINUSE else system_words(error)
             raise HomingError(f"cannot listen on {self.host}:{self.port}: {why}") from error
         self.port = self._listener.sockets[0].getsockname()[1]
 

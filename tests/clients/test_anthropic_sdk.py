@@ -174,7 +174,7 @@ async def test_a_stream_that_is_left_is_aborted_in_the_replica() -> None:
 
 async def test_the_same_from_the_synchronous_client() -> None:
     def ask(base_url: str) -> tuple[str, str]:
-        with anthropic.Anthropic(base_url=base_url, api_key="unused", max_retries=0) as client:
+        with anthropic.Anthropic(base_url=base_url, api_key="unused", max_retries=0, timeout=20.0) as client:
             asked: Any = {"model": MODEL, "max_tokens": 16, "messages": user("hello")}
             whole = client.messages.create(**asked)
             with client.messages.stream(**asked) as stream:

@@ -64,7 +64,7 @@ async def test_a_chat_has_text_usage_and_cached_tokens_on_its_second_turn() -> N
 
 async def test_the_same_chat_from_the_synchronous_client() -> None:
     def ask(base_url: str) -> tuple[str | None, str, int]:
-        with openai.OpenAI(base_url=base_url, api_key="unused", max_retries=0) as client:
+        with openai.OpenAI(base_url=base_url, api_key="unused", max_retries=0, timeout=20.0) as client:
             whole = client.chat.completions.create(model=MODEL, messages=user("hello"), max_tokens=8)
             pieces = client.chat.completions.create(
                 model=MODEL, messages=user("hello"), max_tokens=8, stream=True
@@ -397,7 +397,7 @@ async def test_a_stream_that_is_left_in_its_midst_is_aborted_in_the_replica(how:
                     return
 
         reading = asyncio.ensure_future(read())
-        await begun.wait()
+        await asyncio.wait_for(begun.wait(), 10)
         if how == "cancel":
             reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)

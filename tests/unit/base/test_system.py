@@ -1,0 +1,40 @@
+"""Words for errors: the system's, not the event loop's."""
+
+import asyncio
+import errno
+import socket
+import sys
+
+import pytest
+import uvloop
+
+from router.base.system import system_words
+
+
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_refused_connection_reads_the_same_on_both_loops(loop_factory: object) -> None:
+    async def connect() -> str:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            with pytest.raises(OSError, match=r".*") as caught:
+                await asyncio.get_running_loop().create_connection(asyncio.Protocol, *free.getsockname())
+        return system_words(caught.value)
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:  # type: ignore[arg-type]
+        assert runner.run(connect()) == "Connection refused"
+
+
+def test_asyncios_own_text_is_left_out() -> None:
+    error = OSError(errno.EADDRINUSE, "error while attempting to bind on address ('::1', 1): address in use")
+    assert system_words(error) == "Address already in use"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the words are the platform's")
+def test_a_name_that_cannot_be_resolved_keeps_the_resolvers_words() -> None:
+    error = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    assert system_words(error) == "Name or service not known"
+
+
+def test_what_the_system_has_no_words_for() -> None:
+    assert system_words(TimeoutError()) == "timed out"
+    assert system_words(OverflowError("port must be 0-65535")) == "port must be 0-65535"
