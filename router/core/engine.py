@@ -6,19 +6,17 @@ socket, reads no clock and keeps no task, so the proxy, the tests and the simula
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from heapq import heappop, heappush
+from heapq import heappush
 from itertools import count
 from random import Random
-from typing import Final, NamedTuple, NoReturn
+from typing import Final, NoReturn
 
 from router.base.errors import ErrorKind, Refused
 from router.base.ids import OPEN_TENANT, ReplicaId, SessionKey, TenantId
 from router.core.decide import Candidate, Choice, Decision, FleetView, Kind
 from router.core.fleet import ModelCard, ReplicaSpec, ReplicaStatus, Report
-from router.core.hashing import hash64
 from router.core.health import (
     Event,
-    HealthTracker,
     ProbeFailed,
     ProbePassed,
     Restarted,
@@ -26,14 +24,17 @@ from router.core.health import (
     TurnFailed,
     TurnSucceeded,
 )
+from router.core.member import Member
+from router.core.model import Model
 from router.core.observe import FAILURES, Ended, HealthChange, Observer, Outcome, Usage
 from router.core.plan import Plan
 from router.core.prefix import PrefixIndex
-from router.core.ratio import TokenRatio
 from router.core.request import Turn
 from router.core.retry import RetryBudget
 from router.core.ring import Ring
-from router.core.session import Session, SessionTable, WorkingSet
+from router.core.session import Session, SessionTable
+from router.core.stored import Stored, StoredResponses
+from router.core.ticket import Ticket
 
 # A replica that has not told its capacity is believed to hold this many tokens: a small 80 GiB card's
 # share for a mid-size model. Too high costs wrong predictions, too low forgets what is there.
@@ -45,8 +46,6 @@ _PREFILL_TOKENS_PER_S: Final = 8000.0
 # Models a fleet serves, adapters included. Beyond it the ratios of the oldest are learned again.
 _MAX_MODELS: Final = 1024
 
-_MAX_RESPONSES: Final = 100_000
-
 # Clocks of replica and scrape round differently: a start time that moved by less is the same process.
 _SAME_START_S: Final = 1.0
 
@@ -54,157 +53,8 @@ _SAME_START_S: Final = 1.0
 _EXPIRE_EVERY_S: Final = 0.05
 _EXPIRE_MOST: Final = 2048
 
-# Failures halve every ten seconds: below this a replica's are history.
-_FORGOTTEN: Final = 0.01
-
 _AUTO_RELATIVE: Final = 2.0
 _AUTO_ABSOLUTE: Final = 32
-
-
-class _Member:
-    """One replica's live state. Only the engine touches it."""
-
-    __slots__ = (
-        "capacity_tokens",
-        "cards",
-        "draining",
-        "due",
-        "epoch",
-        "failing",
-        "foreign_total",
-        "health",
-        "id",
-        "in_flight",
-        "models",
-        "pending_tokens",
-        "placed_at",
-        "report",
-        "report_at",
-        "restarts",
-        "shelf",
-        "spec",
-        "well",
-        "working_set",
-    )
-
-    def __init__(self, spec: ReplicaSpec, shelf: int, epoch: int, working_set: WorkingSet) -> None:
-        self.id = spec.id
-        self.spec = spec
-        self.shelf = shelf
-        # One life of one process. Unique over the whole fleet and its past: a replica that left and came
-        # back under the same name is another life.
-        self.epoch = epoch
-        self.working_set = working_set
-        self.health = HealthTracker()
-        self.well = False
-        """Healthy and not draining: may be chosen without asking its health any further."""
-        self.draining = False
-        self.models: frozenset[str] | None = None
-        self.cards: tuple[ModelCard, ...] = ()
-        self.in_flight = 0
-        self.pending_tokens = 0
-        self.due: list[tuple[float, int, Ticket]] = []
-        self.report: Report | None = None
-        self.report_at = 0.0
-        self.placed_at = 0.0
-        self.failing = False
-        """There are failures of late, so `recent_failures` is worth asking for."""
-        self.restarts = 0
-        self.capacity_tokens = spec.kv_tokens
-        """KV capacity: the operator's word before the replica's; `None` where neither told."""
-        self.foreign_total: float | None = None
-        """Requests running and waiting there as reported, ours among them; `None` = not reported."""
-
-    def note(self, report: Report | None) -> None:
-        """Take in what it reports of itself, so that deciding need not look into the report."""
-        self.report = report
-        self.foreign_total = None
-        reported = None
-        if report is not None:
-            if report.running is not None and report.waiting is not None:
-                self.foreign_total = report.running + report.waiting
-            reported = report.kv_capacity_tokens
-        self.capacity_tokens = self.spec.kv_tokens if self.spec.kv_tokens is not None else reported
-
-
-class _Model:
-    """What is learned of one model."""
-
-    __slots__ = ("_tag", "ratio")
-
-    def __init__(self, name: str) -> None:
-        self.ratio = TokenRatio()
-        self._tag = f"{hash64(name.encode('utf-8', 'surrogatepass')):016x}"
-
-    def key(self, session: SessionKey) -> SessionKey:
-        """The key in the session table of a session with this model.
-
-        An agent that uses a large and a small model under one id has two prompts, each with its own home.
-        """
-        return session + self._tag  # type: ignore[return-value] # spares a call; a key and a tag are a key
-
-
-class _Stored(NamedTuple):
-    """A response that a replica keeps, so that later turns can go on from it without sending it again."""
-
-    replica: ReplicaId
-    epoch: int
-    session: SessionKey | None
-    """The session of the turn that it answers."""
-    tail: int
-    """The last segment of that turn's chain."""
-
-
-class Ticket:
-    """A turn that was given to a replica, from the choice to its end. Ends exactly once.
-
-    `first_byte` and `end` may be called in any order and repeatedly; only the first of each counts, and
-    nothing counts after the end.
-    """
-
-    __slots__ = ("_engine", "_epoch", "_member", "_missing", "_model", "_open", "_ttft_s", "decision", "turn")
-
-    def __init__(
-        self, engine: "Engine", turn: Turn, decision: Decision, member: _Member, model: _Model
-    ) -> None:
-        self.turn = turn
-        self.decision = decision
-        self._engine = engine
-        self._member = member
-        self._epoch = member.epoch
-        self._model = model
-        missing = decision.prompt_tokens - decision.cached_tokens
-        self._missing = missing if missing > 0 and turn.computes else 0
-        self._open = True
-        self._ttft_s: float | None = None
-
-    @property
-    def open(self) -> bool:
-        """Whether the turn still counts as in flight."""
-        return self._open
-
-    def first_byte(self, now: float) -> None:
-        """The replica accepted the turn (2xx) and its first answer byte is here.
-
-        From now on the session lives there and its prompt is in the replica's cache.
-        """
-        if not self._open or self._ttft_s is not None:
-            return
-        self._ttft_s = now - self.decision.at
-        self._prefilled()
-        self._engine._accepted(self, now)
-
-    def end(self, outcome: Outcome, now: float, usage: Usage | None = None) -> None:
-        """The attempt is over: uncount it and learn from it."""
-        if not self._open:
-            return
-        self._open = False
-        self._prefilled()
-        self._engine._ended(self, outcome, now, usage)
-
-    def _prefilled(self) -> None:
-        self._member.pending_tokens -= self._missing
-        self._missing = 0
 
 
 class Engine:
@@ -234,10 +84,10 @@ class Engine:
         idle_s = max(plan.session.idle_s for plan in plans)
         self._sessions = sessions if sessions is not None else SessionTable(idle_s=idle_s)
         self._budgets = tuple(RetryBudget(share=plan.retry.budget) for plan in plans)
-        self._models: OrderedDict[str, _Model] = OrderedDict()
-        self._responses: OrderedDict[tuple[TenantId, str], _Stored] = OrderedDict()
-        self._members: dict[ReplicaId, _Member] = {}
-        self._ordered: tuple[_Member, ...] = ()
+        self._models: OrderedDict[str, Model] = OrderedDict()
+        self._responses = StoredResponses()
+        self._members: dict[ReplicaId, Member] = {}
+        self._ordered: tuple[Member, ...] = ()
         self._rings: dict[int, Ring] = {}
         self._expire_at = 0.0
         self._epochs = count()
@@ -273,7 +123,7 @@ class Engine:
         self._served[plan] += 1
         ticket = Ticket(self, turn, decision, member, model)
         member.in_flight += 1
-        missing = ticket._missing
+        missing = ticket.missing
         if missing:
             member.pending_tokens += missing
             if not turn.stream:
@@ -317,26 +167,23 @@ class Engine:
         """A response with this id is stored on the ticket's replica: later references are pinned there.
 
         May be called again."""
-        key = (tenant, response_id)
         turn = ticket.turn
         tail = turn.chain.hashes[-1] if turn.chain.hashes else 0
-        self._responses[key] = _Stored(ticket.decision.replica, ticket._epoch, turn.session, tail)
-        self._responses.move_to_end(key)
-        if len(self._responses) > _MAX_RESPONSES:
-            self._responses.popitem(last=False)
+        stored = Stored(ticket.decision.replica, ticket.epoch, turn.session, tail)
+        self._responses.keep(tenant, response_id, stored)
 
     def _continued(self, turn: Turn) -> Turn:
         """A turn that goes on from a stored response is of that response's session, unless it has an id of
         its own: it carries nothing else that a session could be derived from."""
         assert turn.response_id is not None
-        stored = self._responses.get((turn.tenant, turn.response_id))
+        stored = self._responses.find(turn.tenant, turn.response_id)
         if stored is None or (turn.session is not None and turn.session_source != "derived"):
             return turn
         return turn._replace(session=stored.session)
 
     def _decide(
-        self, turn: Turn, now: float, plan_index: int, failed: tuple[ReplicaId, ...], model: _Model
-    ) -> tuple[Decision, _Member]:
+        self, turn: Turn, now: float, plan_index: int, failed: tuple[ReplicaId, ...], model: Model
+    ) -> tuple[Decision, Member]:
         plan = self._plans[plan_index]
         view = self._look(turn, now, plan_index, self._eligible(turn, now, failed), model)
         pinned = self._pinned(turn, view) if turn.response_id is not None else None
@@ -374,7 +221,7 @@ class Engine:
         )
         return decision, self._members[replica]
 
-    def _eligible(self, turn: Turn, now: float, failed: tuple[ReplicaId, ...]) -> list[_Member]:
+    def _eligible(self, turn: Turn, now: float, failed: tuple[ReplicaId, ...]) -> list[Member]:
         """Replicas that this turn may go to. Raises `Refused` with the reason there are none.
 
         A replica that has not said what it serves may be sent any model.
@@ -383,7 +230,7 @@ class Engine:
         members = [
             member
             for member in self._ordered
-            if (member.well or self._returning(member, now))
+            if (member.well or member.returning(now))
             and (member.models is None or name in member.models or not name)
         ]
         if failed:
@@ -391,10 +238,6 @@ class Engine:
         if not members:
             self._refuse(turn, now, failed)
         return members
-
-    def _returning(self, member: _Member, now: float) -> bool:
-        """Whether a replica that is not quite well may have one more turn."""
-        return not member.draining and member.health.admits(member.in_flight, now)
 
     def _refuse(self, turn: Turn, now: float, failed: tuple[ReplicaId, ...]) -> NoReturn:
         """Say why no replica may have the turn."""
@@ -406,9 +249,9 @@ class Engine:
             raise Refused(
                 ErrorKind.UPSTREAM_FAILED, f"no further replica to try: {', '.join(failed)} failed this turn"
             )
-        well = [member for member in self._ordered if member.well or self._returning(member, now)]
+        well = [member for member in self._ordered if member.well or member.returning(now)]
         if not well:
-            states = ", ".join(f"{member.id} {_describe(member)}" for member in self._ordered[:8])
+            states = ", ".join(f"{member.id} {member.describe()}" for member in self._ordered[:8])
             more = len(self._ordered) - 8
             raise Refused(
                 ErrorKind.NONE_HEALTHY,
@@ -422,7 +265,7 @@ class Engine:
         )
 
     def _look(
-        self, turn: Turn, now: float, plan_index: int, members: list[_Member], model: _Model
+        self, turn: Turn, now: float, plan_index: int, members: list[Member], model: Model
     ) -> FleetView:
         """The frozen view for one turn. Raises `Refused` where all are over a hard limit."""
         plan = self._plans[plan_index]
@@ -467,7 +310,7 @@ class Engine:
         candidates = []
         for member in members:
             if member.due:
-                self._pass_prefill(member, now)
+                member.pass_prefill(now)
             in_flight = member.in_flight
             over: str | None = None
             if in_flight > most:
@@ -495,7 +338,7 @@ class Engine:
                     member.working_set.tokens,
                     member.capacity_tokens,
                     foreign,
-                    self._recent_failures(member, now) if member.failing else 0.0,
+                    member.failures_lately(now) if member.failing else 0.0,
                     member.placed_at,
                     over,
                 )
@@ -509,16 +352,10 @@ class Engine:
             self._served[plan_index],
         )
 
-    @staticmethod
-    def _recent_failures(member: _Member, now: float) -> float:
-        failures = member.health.recent_failures(now)
-        member.failing = failures > _FORGOTTEN
-        return failures
-
     def _goes_on(self, turn: Turn, session: Session) -> bool:
         """Whether the response that the turn refers to is the answer to the session's last turn."""
         assert turn.response_id is not None
-        stored = self._responses.get((turn.tenant, turn.response_id))
+        stored = self._responses.find(turn.tenant, turn.response_id)
         return stored is not None and stored.tail == session.tail
 
     def _pinned(self, turn: Turn, view: FleetView) -> Choice | None:
@@ -528,7 +365,7 @@ class Engine:
         when it is not known to be the tenant's own.
         """
         assert turn.response_id is not None
-        pin = self._responses.get((turn.tenant, turn.response_id))
+        pin = self._responses.find(turn.tenant, turn.response_id)
         if pin is None:
             if turn.tenant != OPEN_TENANT:
                 # Replicas know no tenants: whoever has its id would be given another's conversation.
@@ -540,7 +377,7 @@ class Engine:
         replica = pin.replica
         member = self._members.get(replica)
         if member is None or member.epoch != pin.epoch:
-            del self._responses[turn.tenant, turn.response_id]
+            self._responses.forget(turn.tenant, turn.response_id)
             raise Refused(
                 ErrorKind.PINNED_GONE,
                 f"response {turn.response_id!r} was stored on replica {replica}, which has since "
@@ -551,27 +388,23 @@ class Engine:
                 return Choice(candidate, "holds the response")
         raise Refused(
             ErrorKind.PINNED_GONE,
-            f"response {turn.response_id!r} is stored on replica {replica}, which {_describe(member)}",
+            f"response {turn.response_id!r} is stored on replica {replica}, which {member.describe()}",
             retry_after_s=1.0,
         )
 
-    def _pass_prefill(self, member: _Member, now: float) -> None:
-        due = member.due
-        while due and due[0][0] <= now:
-            heappop(due)[2]._prefilled()
-
     # --- learning from turns ------------------------------------------------------------------------
 
-    def _accepted(self, ticket: Ticket, now: float) -> None:
-        turn, member = ticket.turn, ticket._member
-        if not turn.computes or member.epoch != ticket._epoch or self._members.get(member.id) is not member:
+    def accepted(self, ticket: Ticket, now: float) -> None:
+        """The ticket's replica has begun to answer it. For the ticket to call."""
+        turn, member = ticket.turn, ticket.member
+        if not turn.computes or member.epoch != ticket.epoch or self._members.get(member.id) is not member:
             return
         hashes, ends, _ = turn.chain
         if hashes:
             self._index.touch(member.shelf, hashes, ends)
         if turn.session is None:
             return
-        key = ticket._model.key(turn.session)
+        key = ticket.model.key(turn.session)
         if not hashes and self._sessions.get(key, now) is not None:
             # A turn without a prompt adds nothing to the session and takes nothing from it.
             return
@@ -594,8 +427,9 @@ class Engine:
             session, after = turn.session, member.id
             self._tell(lambda o: o.on_moved(session, before, after, now))
 
-    def _ended(self, ticket: Ticket, outcome: Outcome, now: float, usage: Usage | None) -> None:
-        turn, member = ticket.turn, ticket._member
+    def ended(self, ticket: Ticket, outcome: Outcome, now: float, usage: Usage | None) -> None:
+        """The ticket is over. For the ticket to call."""
+        turn, member = ticket.turn, ticket.member
         member.in_flight -= 1
         if outcome in FAILURES:
             member.failing = True
@@ -607,29 +441,29 @@ class Engine:
         if usage is not None and usage.prompt_tokens is not None:
             hashes, ends, _ = turn.chain
             if ends and turn.response_id is None:
-                ticket._model.ratio.observe(ends[-1], usage.prompt_tokens)
-            if turn.session is not None and ticket._ttft_s is not None:
+                ticket.model.ratio.observe(ends[-1], usage.prompt_tokens)
+            if turn.session is not None and ticket.ttft_s is not None:
                 reply = usage.completion_tokens or 0
                 self._sessions.credit(
-                    ticket._model.key(turn.session),
+                    ticket.model.key(turn.session),
                     home=member.id,
-                    epoch=ticket._epoch,
+                    epoch=ticket.epoch,
                     tail=hashes[-1] if hashes else 0,
                     resident_tokens=usage.prompt_tokens + reply,
                     reply_tokens=reply,
                 )
         if self._observer is not None:
             decision = ticket.decision
-            ttft_s = ticket._ttft_s if turn.stream else None
+            ttft_s = ticket.ttft_s if turn.stream else None
             try:
                 self._observer.on_ended(Ended(turn, decision, outcome, usage, ttft_s, now - decision.at, now))
             except Exception as error:  # noqa: BLE001 - an observer must never stop routing
                 self._detach(error)
 
-    def _model(self, name: str) -> _Model:
+    def _model(self, name: str) -> Model:
         model = self._models.get(name)
         if model is None:
-            model = self._models[name] = _Model(name)
+            model = self._models[name] = Model(name)
             if len(self._models) > _MAX_MODELS:
                 self._models.popitem(last=False)
         return model
@@ -656,7 +490,7 @@ class Engine:
             if replica not in self._members:
                 epoch = next(self._epochs)
                 working_set = self._sessions.working_set(replica, epoch)
-                member = _Member(spec, self._index.open_shelf(None), epoch, working_set)
+                member = Member(spec, self._index.open_shelf(None), epoch, working_set)
                 member.placed_at = now
                 self._members[replica] = member
                 self._resize(member)
@@ -698,7 +532,7 @@ class Engine:
         """Give it no more turns, or give it turns again. Raises `KeyError` if it is unknown."""
         member = self._members[replica]
         member.draining = on
-        member.well = not on and member.health.state is State.HEALTHY
+        member.settle()
 
     def end_session(self, key: SessionKey) -> bool:
         """Forget a session, with every model it used or, by the longer key that `sessions` shows, with one.
@@ -706,7 +540,7 @@ class Engine:
         keys = [model.key(key) for model in self._models.values()]
         return sum(self._sessions.forget(each) for each in (key, *keys)) > 0
 
-    def _restarted(self, member: _Member, now: float) -> None:
+    def _restarted(self, member: Member, now: float) -> None:
         member.epoch = next(self._epochs)
         member.restarts += 1
         self._index.close_shelf(member.shelf)
@@ -718,7 +552,7 @@ class Engine:
             replica = member.id
             self._tell(lambda o: o.on_restarted(replica, now))
 
-    def _resize(self, member: _Member) -> None:
+    def _resize(self, member: Member) -> None:
         tokens = member.capacity_tokens or _UNKNOWN_CAPACITY_TOKENS
         model = next(iter(member.models)) if member.models else ""
         self._index.resize(member.shelf, tokens / self._model(model).ratio.value)
@@ -744,27 +578,7 @@ class Engine:
 
     def replicas(self, now: float) -> tuple[ReplicaStatus, ...]:
         """A copy of what is known of every replica."""
-        return tuple(
-            ReplicaStatus(
-                id=member.id,
-                url=member.spec.url,
-                health=member.health.state.value,
-                why=member.health.why,
-                draining=member.draining,
-                models=tuple(sorted(member.models)) if member.models is not None else None,
-                in_flight=member.in_flight,
-                pending_tokens=member.pending_tokens,
-                working_set_tokens=member.working_set.tokens,
-                sessions=member.working_set.sessions,
-                index_segments=self._index.segments(member.shelf),
-                report=member.report,
-                report_age_s=now - member.report_at if member.report is not None else None,
-                capacity_tokens=member.capacity_tokens,
-                recent_failures=member.health.recent_failures(now),
-                restarts=member.restarts,
-            )
-            for member in self._ordered
-        )
+        return tuple(member.status(now, self._index.segments(member.shelf)) for member in self._ordered)
 
     def sessions(self, limit: int) -> list[Session]:
         """The sessions with the latest turns, newest first."""
@@ -776,12 +590,11 @@ class Engine:
 
     # --- observing ----------------------------------------------------------------------------------
 
-    def _health(self, member: _Member, event: Event, now: float) -> None:
+    def _health(self, member: Member, event: Event, now: float) -> None:
         """Feed one event to a replica's health, and tell of what it changed."""
-        for before, after, why in member.health.observe(event, now):
+        for before, after, why in member.observe(event, now):
             change = HealthChange(member.id, before.value, after.value, why, now)
             self._tell(lambda o, change=change: o.on_health(change))  # type: ignore[misc] # bound per turn of the loop
-        member.well = member.health.state is State.HEALTHY and not member.draining
 
     def _tell(self, say: Callable[[Observer], None]) -> None:
         if self._observer is None:
@@ -795,12 +608,3 @@ class Engine:
         self._observer = None
         if self._on_detach is not None:
             self._on_detach(error)
-
-
-def _describe(member: _Member) -> str:
-    """A replica's condition, for an error message."""
-    if member.draining:
-        return "is draining"
-    why = member.health.why
-    state = member.health.state.value
-    return f"is {state} ({why})" if why else f"is {state}"

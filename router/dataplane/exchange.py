@@ -13,8 +13,8 @@ from router.base.errors import ErrorKind, Refused
 from router.base.ids import ReplicaId, TenantId
 from router.base.system import system_words
 from router.core.decide import Kind
-from router.core.ticket import Ticket
 from router.core.observe import Outcome, Usage
+from router.core.ticket import Ticket
 from router.dataplane.answer import StreamReader, read_body
 from router.dataplane.dialects import dialect_of
 from router.dataplane.head import Head

@@ -8,12 +8,13 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from router.base.errors import Refused
 from router.base.ids import OPEN_TENANT, ReplicaId, SessionKey
-from router.core.engine import Engine, Ticket
+from router.core.engine import Engine
 from router.core.fleet import ReplicaSpec, Report
 from router.core.observe import Outcome, Usage
 from router.core.plan import Overload, Plan
 from router.core.request import Chain, Turn
 from router.core.strategies.priced import Priced
+from router.core.ticket import Ticket
 
 NAMES = [ReplicaId(name) for name in ("a", "b", "c")]
 

@@ -7,7 +7,7 @@ import pytest
 from router.base.errors import ErrorKind, Refused
 from router.base.ids import OPEN_TENANT, ReplicaId, SessionKey, TenantId
 from router.core.decide import Decision, Kind
-from router.core.engine import Engine, Ticket
+from router.core.engine import Engine
 from router.core.fleet import ModelCard, ReplicaSpec, Report
 from router.core.observe import Ended, HealthChange, Outcome, Usage
 from router.core.plan import Overload, Plan, Retry
@@ -15,6 +15,7 @@ from router.core.request import Chain, Turn
 from router.core.strategies.least_loaded import LeastLoaded
 from router.core.strategies.priced import Priced
 from router.core.strategies.ring import RingOnly
+from router.core.ticket import Ticket
 
 A, B, C = ReplicaId("a"), ReplicaId("b"), ReplicaId("c")
 

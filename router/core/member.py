@@ -1,0 +1,142 @@
+"""One replica as the engine keeps it: what was reported of it, what is believed of it, what it has to do.
+
+Knows nothing of turns beyond how many there are, and of no other replica.
+"""
+
+from heapq import heappop
+from typing import Final, Protocol
+
+from router.core.fleet import ModelCard, ReplicaSpec, ReplicaStatus, Report
+from router.core.health import Event, HealthTracker, State, Transition
+from router.core.session import WorkingSet
+
+# Failures halve every ten seconds: below this a replica's are history.
+_FORGOTTEN: Final = 0.01
+
+
+class Prefilling(Protocol):
+    """A turn whose prompt a replica has yet to prefill."""
+
+    def prefilled(self) -> None: ...
+
+
+class Member:
+    """One replica. Only the engine changes it; strategies see a `Candidate`, people a `ReplicaStatus`."""
+
+    __slots__ = (
+        "capacity_tokens",
+        "cards",
+        "draining",
+        "due",
+        "epoch",
+        "failing",
+        "foreign_total",
+        "health",
+        "id",
+        "in_flight",
+        "models",
+        "pending_tokens",
+        "placed_at",
+        "report",
+        "report_at",
+        "restarts",
+        "shelf",
+        "spec",
+        "well",
+        "working_set",
+    )
+
+    def __init__(self, spec: ReplicaSpec, shelf: int, epoch: int, working_set: WorkingSet) -> None:
+        self.id = spec.id
+        self.spec = spec
+        self.shelf = shelf
+        # One life of one process. Unique over the whole fleet and its past: a replica that left and came
+        # back under the same name is another life.
+        self.epoch = epoch
+        self.working_set = working_set
+        self.health = HealthTracker()
+        self.well = False
+        """Healthy and not draining: may be chosen without asking its health any further."""
+        self.draining = False
+        self.models: frozenset[str] | None = None
+        self.cards: tuple[ModelCard, ...] = ()
+        self.in_flight = 0
+        self.pending_tokens = 0
+        self.due: list[tuple[float, int, Prefilling]] = []
+        """A heap of turns that are not streamed, by when their prefill is expected to be over."""
+        self.report: Report | None = None
+        self.report_at = 0.0
+        self.placed_at = 0.0
+        self.failing = False
+        """There are failures of late, so `recent_failures` is worth asking for."""
+        self.restarts = 0
+        self.capacity_tokens = spec.kv_tokens
+        """KV capacity: the operator's word before the replica's; `None` where neither told."""
+        self.foreign_total: float | None = None
+        """Requests running and waiting there as reported, ours among them; `None` = not reported."""
+
+    def note(self, report: Report | None) -> None:
+        """Take in what it reports of itself, so that deciding need not look into the report."""
+        self.report = report
+        self.foreign_total = None
+        reported = None
+        if report is not None:
+            if report.running is not None and report.waiting is not None:
+                self.foreign_total = report.running + report.waiting
+            reported = report.kv_capacity_tokens
+        self.capacity_tokens = self.spec.kv_tokens if self.spec.kv_tokens is not None else reported
+
+    def observe(self, event: Event, now: float) -> list[Transition]:
+        """Feed one event to its health; the answer is what that changed."""
+        transitions = self.health.observe(event, now)
+        self.settle()
+        return transitions
+
+    def settle(self) -> None:
+        """Work out anew whether it may be chosen without a further question."""
+        self.well = self.health.state is State.HEALTHY and not self.draining
+
+    def returning(self, now: float) -> bool:
+        """Whether a replica that is not quite well may have one more turn."""
+        return not self.draining and self.health.admits(self.in_flight, now)
+
+    def failures_lately(self, now: float) -> float:
+        """Failed turns, decayed; until there is something to ask for again, `failing` says so."""
+        failures = self.health.recent_failures(now)
+        self.failing = failures > _FORGOTTEN
+        return failures
+
+    def pass_prefill(self, now: float) -> None:
+        """Take the turns whose time for prefill is over as prefilled."""
+        due = self.due
+        while due and due[0][0] <= now:
+            heappop(due)[2].prefilled()
+
+    def describe(self) -> str:
+        """Its condition, to go on in a sentence: `is down (connection refused)`."""
+        if self.draining:
+            return "is draining"
+        why = self.health.why
+        state = self.health.state.value
+        return f"is {state} ({why})" if why else f"is {state}"
+
+    def status(self, now: float, index_segments: int) -> ReplicaStatus:
+        """A copy for people."""
+        return ReplicaStatus(
+            id=self.id,
+            url=self.spec.url,
+            health=self.health.state.value,
+            why=self.health.why,
+            draining=self.draining,
+            models=tuple(sorted(self.models)) if self.models is not None else None,
+            in_flight=self.in_flight,
+            pending_tokens=self.pending_tokens,
+            working_set_tokens=self.working_set.tokens,
+            sessions=self.working_set.sessions,
+            index_segments=index_segments,
+            report=self.report,
+            report_age_s=now - self.report_at if self.report is not None else None,
+            capacity_tokens=self.capacity_tokens,
+            recent_failures=self.health.recent_failures(now),
+            restarts=self.restarts,
+        )

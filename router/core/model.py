@@ -1,0 +1,22 @@
+"""What is learned of one model, whichever replicas serve it."""
+
+from router.base.ids import SessionKey
+from router.core.hashing import hash64
+from router.core.ratio import TokenRatio
+
+
+class Model:
+    """What is learned of one model."""
+
+    __slots__ = ("_tag", "ratio")
+
+    def __init__(self, name: str) -> None:
+        self.ratio = TokenRatio()
+        self._tag = f"{hash64(name.encode('utf-8', 'surrogatepass')):016x}"
+
+    def key(self, session: SessionKey) -> SessionKey:
+        """The key in the session table of a session with this model.
+
+        An agent that uses a large and a small model under one id has two prompts, each with its own home.
+        """
+        return session + self._tag  # type: ignore[return-value] # spares a call; a key and a tag are a key

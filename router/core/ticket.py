@@ -1,0 +1,74 @@
+"""A turn in a replica's hands: counted when it is chosen, uncounted exactly once.
+
+Keeps the two moments in order, and leaves to the books what they mean.
+"""
+
+from typing import Protocol
+
+from router.core.decide import Decision
+from router.core.member import Member
+from router.core.model import Model
+from router.core.observe import Outcome, Usage
+from router.core.request import Turn
+
+
+class Books(Protocol):
+    """Who is told, once each, that a turn was accepted and that it ended."""
+
+    def accepted(self, ticket: "Ticket", now: float) -> None: ...
+
+    def ended(self, ticket: "Ticket", outcome: Outcome, now: float, usage: Usage | None) -> None: ...
+
+
+class Ticket:
+    """A turn that was given to a replica, from the choice to its end. Ends exactly once.
+
+    `first_byte` and `end` may be called in any order and repeatedly; only the first of each counts, and
+    nothing counts after the end.
+    """
+
+    __slots__ = ("_books", "_open", "decision", "epoch", "member", "missing", "model", "ttft_s", "turn")
+
+    def __init__(self, books: Books, turn: Turn, decision: Decision, member: Member, model: Model) -> None:
+        self.turn = turn
+        self.decision = decision
+        self._books = books
+        self.member = member
+        self.epoch = member.epoch
+        """The life of the replica that has the turn; it may have begun another since."""
+        self.model = model
+        missing = decision.prompt_tokens - decision.cached_tokens
+        self.missing = missing if missing > 0 and turn.computes else 0
+        """Prompt tokens that the replica has yet to prefill."""
+        self._open = True
+        self.ttft_s: float | None = None
+        """From the decision to the first answer byte; `None` until then."""
+
+    @property
+    def open(self) -> bool:
+        """Whether the turn still counts as in flight."""
+        return self._open
+
+    def first_byte(self, now: float) -> None:
+        """The replica accepted the turn (2xx) and its first answer byte is here.
+
+        From now on the session lives there and its prompt is in the replica's cache.
+        """
+        if not self._open or self.ttft_s is not None:
+            return
+        self.ttft_s = now - self.decision.at
+        self.prefilled()
+        self._books.accepted(self, now)
+
+    def end(self, outcome: Outcome, now: float, usage: Usage | None = None) -> None:
+        """The attempt is over: uncount it and learn from it."""
+        if not self._open:
+            return
+        self._open = False
+        self.prefilled()
+        self._books.ended(self, outcome, now, usage)
+
+    def prefilled(self) -> None:
+        """The replica has computed the prompt."""
+        self.member.pending_tokens -= self.missing
+        self.missing = 0
