@@ -388,6 +388,11 @@ class ClientConnection(asyncio.Protocol):
         if self._exchange is None:
             self._close()
 
+    def cut_short(self) -> None:
+        """The router waits no longer: end the answer in progress with what the client can understand."""
+        if self._exchange is not None:
+            self._exchange.cut_short()
+
     def abort(self) -> None:
         """Close at once."""
         if self._transport is not None:
@@ -410,7 +415,8 @@ class ClientConnection(asyncio.Protocol):
         self._exchange = None
         if self._transport is None:
             return
-        if not keep:
+        # The router may have begun to stop after the head went out and promised more.
+        if not (keep and self.keep_alive):
             self._close_after_answer()
         elif self._queue or self._ahead or self._eof or self._reading is not _IDLE:
             self._next()

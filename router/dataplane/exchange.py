@@ -437,6 +437,12 @@ class Exchange:
                 Refused(ErrorKind.INTERNAL, "the router failed on this request; see its log"),
             )
 
+    def cut_short(self) -> None:
+        """The router stops and waits no longer. Speaks against no replica."""
+        if self.phase is not Phase.OVER:
+            message = "the router is stopping and cannot wait for the answer; send the request again"
+            self._give_up(Outcome.CANCELLED, Refused(ErrorKind.STOPPING, message, retry_after_s=1.0))
+
     def client_left(self) -> None:
         """Nobody waits for the answer: the replica may stop at once."""
         if self.phase is Phase.OVER:

@@ -30,6 +30,10 @@ _SWEEP_S: Final = 0.25
 
 _BACKLOG: Final = 4096
 
+# While stopping: how often to look whether all clients are gone, and what the last words to them may take.
+_LOOK_S: Final = 0.02
+_LAST_WORDS_S: Final = 0.5
+
 
 class DataPlane:
     """Relays what clients send to the replicas that the engine chooses.
@@ -98,10 +102,10 @@ class DataPlane:
             self._server.close()
         for connection in tuple(self.connections):
             connection.stop()
-        deadline = self.now() + grace_s
-        while self.connections and self.now() < deadline:  # noqa: ASYNC110
-            # Seldom and short, so looking is cheaper than an event that each connection would have to set.
-            await asyncio.sleep(0.05)
+        await self._gone(grace_s)
+        for connection in tuple(self.connections):
+            connection.cut_short()
+        await self._gone(_LAST_WORDS_S)
         for connection in tuple(self.connections):
             connection.abort()
         for pool in (*self.pools.values(), *self._retired):
@@ -111,6 +115,13 @@ class DataPlane:
         await asyncio.sleep(0)
         if self._server is not None:
             await self._server.wait_closed()
+
+    async def _gone(self, within_s: float) -> None:
+        """Wait until no client is connected, or the time is up."""
+        deadline = self.now() + within_s
+        while self.connections and self.now() < deadline:  # noqa: ASYNC110
+            # Seldom and short, so looking is cheaper than an event that each connection would have to set.
+            await asyncio.sleep(_LOOK_S)
 
     def set_replicas(self, specs: Iterable[ReplicaSpec], api_keys: Mapping[ReplicaId, str]) -> None:
         """Make the pools match the fleet. Exchanges on a removed replica end as they would have."""

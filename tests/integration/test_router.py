@@ -568,3 +568,50 @@ async def test_predicted_cached_tokens_are_what_is_delivered_to_within_a_block()
         assert len(errors) == 6
         assert statistics.median(errors) <= 16
         assert counted.total / counted.count <= 24
+
+
+# --- stopping ---------------------------------------------------------------------------------------
+
+
+async def test_stopping_waits_for_running_answers_and_not_for_idle_clients() -> None:
+    slow = replace(QUICK, time_scale=1.0)
+    async with fleet(1, settings=slow) as running:
+        body = {"model": MODEL, "messages": [user("hello")], "max_tokens": 20, "stream": True}
+        async with running.client.stream("POST", "/v1/chat/completions", json=body) as response:
+            lines = response.aiter_lines()
+            await anext(lines)
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            closing = asyncio.ensure_future(running.router.close(20.0))
+            rest = [line async for line in lines if line]
+            assert rest[-1] == "data: [DONE]"
+        # The client keeps its connection for the next request, which nobody will answer.
+        await closing
+        assert loop.time() - began < 2.0
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+async def test_stopping_tells_a_stream_that_outlasts_the_grace(path: str) -> None:
+    slow = replace(QUICK, time_scale=1.0)
+    async with fleet(1, settings=slow) as running:
+        body = {"model": MODEL, "messages": [user("hello")], "max_tokens": 2000, "stream": True}
+        async with running.client.stream("POST", path, json=body) as response:
+            lines = response.aiter_lines()
+            await anext(lines)
+            closing = asyncio.ensure_future(running.router.close(0.1))
+            rest = [line async for line in lines if line]
+        assert "the router is stopping" in rest[-1]
+        assert "[DONE]" not in rest[-1]
+        await closing
+
+
+async def test_stopping_answers_a_turn_that_still_waits_when_the_grace_is_over() -> None:
+    async with fleet(1) as running:
+        running.replicas["r0"].fault("hang", count=1)
+        waiting = asyncio.ensure_future(running.chat([user("hello")]))
+        await until(lambda: running.router.engine.in_flight() == 1)
+        await running.router.close(0.1)
+        answer = await waiting
+        assert answer.response.status_code == 503
+        assert answer.response.headers["retry-after"] == "1"
+        assert answer.json["error"]["code"] == "stopping"
