@@ -13,7 +13,7 @@ from typing import Final, NoReturn
 
 from router.base.errors import ErrorKind, Refused
 from router.base.ids import OPEN_TENANT, ReplicaId, SessionKey, TenantId
-from router.core.decide import Candidate, Choice, Decision, FleetView, Kind
+from router.core.decide import Choice, Decision, FleetView, Kind, make_candidate
 from router.core.fleet import ModelCard, ReplicaSpec, ReplicaStatus, Report
 from router.core.health import (
     Event,
@@ -88,6 +88,7 @@ class Engine:
         self._responses = StoredResponses()
         self._members: dict[ReplicaId, Member] = {}
         self._ordered: tuple[Member, ...] = ()
+        self._ready: dict[str, list[Member]] = {}
         self._rings: dict[int, Ring] = {}
         self._expire_at = 0.0
         self._epochs = count()
@@ -226,17 +227,28 @@ class Engine:
 
         A replica that has not said what it serves may be sent any model.
         """
-        name = turn.model
+        members = self._ready.get(turn.model)
+        if members is None:
+            members = self._find_ready(turn.model, now)
+        if failed:
+            members = [member for member in members if member.id not in failed]
+        if not members:
+            self._refuse(turn, now, failed)
+        return members
+
+    def _find_ready(self, name: str, now: float) -> list[Member]:
+        """Who may be given a turn for this model; kept until anybody's health, models or drain change."""
         members = [
             member
             for member in self._ordered
             if (member.well or member.returning(now))
             and (member.models is None or name in member.models or not name)
         ]
-        if failed:
-            members = [member for member in members if member.id not in failed]
-        if not members:
-            self._refuse(turn, now, failed)
+        # A returning replica's share depends on the moment.
+        if not any(member.health.state is State.PROBATION for member in self._ordered):
+            if len(self._ready) >= _MAX_MODELS:
+                self._ready.clear()
+            self._ready[name] = members
         return members
 
     def _refuse(self, turn: Turn, now: float, failed: tuple[ReplicaId, ...]) -> NoReturn:
@@ -330,17 +342,19 @@ class Engine:
             else:
                 cached = 0
             candidates.append(
-                Candidate(
-                    replica,
-                    cached,
-                    in_flight,
-                    member.pending_tokens,
-                    member.working_set.tokens,
-                    member.capacity_tokens,
-                    foreign,
-                    member.failures_lately(now) if member.failing else 0.0,
-                    member.placed_at,
-                    over,
+                make_candidate(
+                    (
+                        replica,
+                        cached,
+                        in_flight,
+                        member.pending_tokens,
+                        member.working_set.tokens,
+                        member.capacity_tokens,
+                        foreign,
+                        member.failures_lately(now) if member.failing else 0.0,
+                        member.placed_at,
+                        over,
+                    )
                 )
             )
         return FleetView(
@@ -495,6 +509,7 @@ class Engine:
                 self._members[replica] = member
                 self._resize(member)
         self._ordered = tuple(self._members[replica] for replica in sorted(self._members))
+        self._ready.clear()
         names = tuple(member.id for member in self._ordered)
         self._rings = {plan.vnodes: Ring(names, plan.vnodes) for plan in self._plans}
 
@@ -527,12 +542,14 @@ class Engine:
         if (member := self._members.get(replica)) is not None:
             member.cards = cards
             member.models = frozenset(card.id for card in cards)
+            self._ready.clear()
 
     def drain(self, replica: ReplicaId, on: bool) -> None:
         """Give it no more turns, or give it turns again. Raises `KeyError` if it is unknown."""
         member = self._members[replica]
         member.draining = on
         member.settle()
+        self._ready.clear()
 
     def end_session(self, key: SessionKey) -> bool:
         """Forget a session, with every model it used or, by the longer key that `sessions` shows, with one.
@@ -592,7 +609,10 @@ class Engine:
 
     def _health(self, member: Member, event: Event, now: float) -> None:
         """Feed one event to a replica's health, and tell of what it changed."""
-        for before, after, why in member.observe(event, now):
+        transitions = member.observe(event, now)
+        if transitions:
+            self._ready.clear()
+        for before, after, why in transitions:
             change = HealthChange(member.id, before.value, after.value, why, now)
             self._tell(lambda o, change=change: o.on_health(change))  # type: ignore[misc] # bound per turn of the loop
 

@@ -94,10 +94,8 @@ def bounded_owner(
     found = bound.choose(session, {c.replica: figure for c, figure in zip(candidates, figures, strict=True)})
     if found is None:
         return None, ""
-    replica, skipped = found
-    # An owner that is no candidate was not skipped for its figure, and is not who was found either.
-    owned = not skipped and replica == view.ring.owner(session)
-    return find(candidates, replica), "owner on the ring" if owned else "next on the ring"
+    replica, before = found
+    return find(candidates, replica), "next on the ring" if before else "owner on the ring"
 
 
 def least_loaded(turn: Turn, view: FleetView, candidates: Sequence[Candidate]) -> Candidate:
