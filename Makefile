@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+BENCH_VENV := .venv-bench
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types check smoke format wheel clean
+.PHONY: help demo test lint types check smoke bench format wheel clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -43,6 +44,15 @@ check: $(STAMP) ## the shipped policies and the example config
 smoke: $(STAMP) ## the wheel, tried outside the source tree
 	bash tools/smoke_wheel.sh $(BIN)/python
 
+# The routers that ours is measured beside, in an environment of their own.
+$(BENCH_VENV)/.installed: Makefile
+	$(PYTHON) -m venv $(BENCH_VENV)
+	$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check vllm-router==0.1.17 sglang-router==0.3.2
+	@touch $@
+
+bench: $(VENV)/.installed-run $(BENCH_VENV)/.installed ## processor time and latency beside other proxies (Linux)
+	$(BIN)/python -m loadtest.bench --programs $(BENCH_VENV) --unpack
+
 format: $(STAMP) ## rewrite the sources in the house format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -51,4 +61,4 @@ wheel: $(STAMP) ## build the wheel into dist/
 	$(BIN)/python -m build --wheel --outdir dist .
 
 clean: ## remove what the targets above made
-	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .coverage
+	rm -rf $(VENV) $(BENCH_VENV) dist .pytest_cache .mypy_cache .ruff_cache .coverage

@@ -1,0 +1,1 @@
+"""Loads for a deployment, and comparisons that anyone can repeat. No part of the installed package."""

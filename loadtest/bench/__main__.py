@@ -1,0 +1,213 @@
+"""The bench's command line: `python -m loadtest.bench`. Exit status: 0 measured, 1 not, 2 usage."""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final, NoReturn
+
+import orjson
+
+from loadtest.bench import debian, machine, report
+from loadtest.bench.contenders import YARDSTICK, Places, contenders
+from loadtest.bench.errors import BenchError
+from loadtest.bench.figures import summarise
+from loadtest.bench.loads import LOADS
+from loadtest.bench.rounds import Bench, Entrant
+
+_TREE: Final = Path(__file__).parents[2]
+_ROUNDS: Final = 5
+_QUICK_ROUNDS: Final = 2
+_QUICK_FACTOR: Final = 5
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = _parser().parse_args(argv)
+    if not sys.platform.startswith("linux"):
+        print("bench: this is Linux only", file=sys.stderr)
+        return 1
+    try:
+        run = _measured(arguments)
+    except BenchError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("bench: stopped, with all that it had started", file=sys.stderr)
+        return 130
+    print(report.table(run))
+    print(report.legend(run))
+    whole = not arguments.only and not arguments.load and not arguments.quick
+    if whole or arguments.output is not None:
+        _write(run, arguments.output or _TREE / "loadtest" / "results")
+    return 0
+
+
+def _measured(arguments: argparse.Namespace) -> report.Run:
+    places = Places(arguments.programs, arguments.programs / "debian")
+    entrants, absent = _entrants(arguments.only, places, unpack=arguments.unpack)
+    loads = [load for load in LOADS if not arguments.load or load.name in arguments.load]
+    if arguments.quick:
+        loads = [load.shortened(_QUICK_FACTOR) for load in loads]
+    rounds = arguments.rounds or (_QUICK_ROUNDS if arguments.quick else _ROUNDS)
+    cores = machine.share_out(frozenset(os.sched_getaffinity(0)))
+    os.sched_setaffinity(0, cores.rest)
+    signal.signal(signal.SIGTERM, _interrupted)
+    date = datetime.now(UTC).isoformat(timespec="minutes")
+    with (
+        tempfile.TemporaryDirectory(prefix="homing-bench-") as folder,
+        Bench(entrants, loads, cores, Path(folder), _say) as bench,
+    ):
+        samples = list(bench.rounds(rounds))
+    # By load, then as the contenders are listed, whatever order the rounds had.
+    names = [entrant.contender.name for entrant in entrants]
+    places_of = {load.name: place for place, load in enumerate(loads)}
+    samples.sort(key=lambda sample: (places_of[sample.load], names.index(sample.proxy), sample.round))
+    return report.Run(
+        date=date,
+        machine=machine.describe(),
+        versions=_versions(entrants),
+        setups={entrant.contender.name: entrant.contender.setup for entrant in entrants},
+        absent=absent,
+        ours=next((entrant.contender.name for entrant in entrants if entrant.contender.ours), ""),
+        yardstick=YARDSTICK,
+        rounds=rounds,
+        loads=loads,
+        figures=summarise(samples, YARDSTICK),
+        samples=samples,
+    )
+
+
+def _entrants(only: Sequence[str], places: Places, *, unpack: bool) -> tuple[list[Entrant], dict[str, str]]:
+    """Those that are found, and for each other why it is left out."""
+    wanted = [one for one in contenders().values() if not only or one.name in only]
+    missing = [one for one in wanted if one.debian and one.find(places) is None]
+    if missing and unpack:
+        names = [one.name for one in missing]
+        _say(f"unpacking {' and '.join(names)} into {places.unpacked}")
+        try:
+            debian.unpack(names, places.unpacked)
+        except BenchError as error:
+            _say(f"that failed: {error}")
+    entrants, absent = [], {}
+    for one in wanted:
+        found = one.find(places)
+        if found is None:
+            absent[one.name] = one.missing
+            _say(f"goes on without {one.name}: {one.missing}")
+        else:
+            entrants.append(Entrant(one, found))
+    if not entrants:
+        raise BenchError("none of the proxies is there")
+    return entrants, absent
+
+
+def _versions(entrants: Sequence[Entrant]) -> Mapping[str, str]:
+    found = {one.contender.name: one.contender.version(one.found) for one in entrants}
+    if commit := _commit():
+        found |= {
+            one.contender.name: f"{found[one.contender.name]} ({commit})"
+            for one in entrants
+            if one.contender.ours
+        }
+    return found | {
+        "Python": sys.version.split()[0],
+        "uvloop": version("uvloop"),
+        "httptools": version("httptools"),
+    }
+
+
+def _commit() -> str:
+    """The commit of this tree, with a mark where files differ from it; "" outside a repository."""
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=10"],
+            cwd=_TREE,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError:
+        return ""
+    return done.stdout.strip()
+
+
+def _write(run: report.Run, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"bench-{run.date[:10]}.json"
+    path.write_bytes(
+        orjson.dumps(report.document(run), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    )
+    path.with_suffix(".md").write_text(report.markdown(run), "utf-8")
+    print(f"written: {path} and {path.with_suffix('.md').name}")
+
+
+def _say(line: str) -> None:
+    print(f"bench: {line}", file=sys.stderr, flush=True)
+
+
+def _interrupted(_number: int, _frame: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.bench",
+        description="Measures what each proxy costs, all in one run on the same work. Linux only, two cores.",
+    )
+    parser.add_argument("--rounds", type=_positive, metavar="N", help=f"measured rounds (default {_ROUNDS})")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=[],
+        choices=list(contenders()),
+        metavar="PROXY",
+        help="only these proxies",
+    )
+    parser.add_argument(
+        "--load",
+        nargs="+",
+        default=[],
+        choices=[load.name for load in LOADS],
+        metavar="LOAD",
+        help="only these loads",
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help=f"a fifth of the requests, {_QUICK_ROUNDS} rounds: to see that it works, not to quote",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="write the results there (a whole run writes to loadtest/results without being asked)",
+    )
+    parser.add_argument(
+        "--programs",
+        type=Path,
+        default=_TREE / ".venv-bench",
+        metavar="DIR",
+        help="virtual environment with the other routers (default .venv-bench)",
+    )
+    parser.add_argument(
+        "--unpack",
+        action="store_true",
+        help="where HAProxy or nginx is missing, unpack Debian's package beside the other routers",
+    )
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError("a whole number above 0")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
