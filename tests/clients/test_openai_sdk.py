@@ -11,6 +11,9 @@ import pytest
 from support.fleet import MODEL, QUICK, Fleet, fleet, words
 from support.plane import until
 
+from router.base.ids import OPEN_TENANT
+from router.core.request import EMPTY_CHAIN, Turn
+
 pytestmark = pytest.mark.clients
 
 WEATHER: Any = {
@@ -217,13 +220,10 @@ async def test_a_streamed_response_is_pinned_from_its_first_event_on() -> None:
 
 
 def pinned(running: Fleet, response_id: str) -> str | None:
-    """Where the router would send a request for a stored response."""
-    found = [
-        where
-        for (_, stored), (where, *_) in running.router.engine._responses.items()
-        if stored == response_id
-    ]
-    return found[0] if found else None
+    """Where the router would send a request for a stored response; `None` if it does not know it."""
+    turn = Turn("/v1/responses", MODEL, OPEN_TENANT, None, "", EMPTY_CHAIN, response_id)
+    decision = running.router.engine.decide(turn, running.router.clock.now())
+    return decision.replica if decision.reason == "holds the response" else None
 
 
 async def test_a_background_response_is_cancelled_where_it_runs() -> None:
