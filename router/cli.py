@@ -80,8 +80,9 @@ async def _serve_until_stopped(loaded: "Loaded[RouterConfig]", secrets: "Secrets
         await router.start()
         _announce(router)
         await stop.wait()
-        print("homing: stopping; running turns may end", file=sys.stderr, flush=True)
-        await router.close(_GRACE_S)
+        print("homing: stopping; running turns may end (once more: at once)", file=sys.stderr, flush=True)
+        stop.clear()
+        await _first_of(router.close(_GRACE_S), stop.wait())
     finally:
         await router.close()
     return 0
@@ -196,6 +197,15 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run(work)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(work)
+
+
+async def _first_of(*works: Coroutine[Any, Any, object]) -> None:
+    """Wait for the one that ends first, and end the others."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(work) for work in works]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
 
 
 def _stop_event() -> asyncio.Event:

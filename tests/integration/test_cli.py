@@ -233,6 +233,22 @@ def test_a_running_stream_ends_properly_after_sigterm_and_the_exit_is_0() -> Non
             httpx.get(f"{data}/health")
 
 
+def test_a_second_signal_ends_the_wait_and_the_stream_is_told() -> None:
+    with engine() as replica, router("--replica", replica) as (process, data, _):
+        with httpx.Client(base_url=data, timeout=20) as client:
+            body = chat(stream=True, max_tokens=2000)
+            with client.stream("POST", "/v1/chat/completions", json=body) as response:
+                lines = response.iter_lines()
+                next(lines)
+                process.popen.send_signal(signal.SIGINT)
+                assert process.popen.stderr is not None
+                assert any("stopping" in line for line in process.popen.stderr)
+                process.popen.send_signal(signal.SIGINT)
+                rest = [line for line in lines if line]
+        assert "the router is stopping" in rest[-1]
+        assert process.popen.wait(timeout=10) == 0
+
+
 def test_a_config_file_with_keys_and_policies_runs(tmp_path: Path) -> None:
     (tmp_path / "keys.yaml").write_text("version: 1\nkeys: [{tenant: acme, key: key-of-acme}]\n")
     (tmp_path / "secret").write_text("a-secret-of-this-test-0123456789abcdef\n")
