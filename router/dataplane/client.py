@@ -15,7 +15,7 @@ from router.base.errors import ErrorKind, Refused
 from router.base.ids import TenantId
 from router.dataplane.departure import CHECK_AFTER_S, INTERIM, has_left
 from router.dataplane.exchange import Exchange, Phase
-from router.dataplane.head import Head
+from router.dataplane.head import MAX_TARGET, Head, target_too_long
 from router.dataplane.problems import HttpRefused, body_of, status_line, status_of
 
 if TYPE_CHECKING:
@@ -25,6 +25,12 @@ _log = logging.getLogger(__name__)
 
 # What a client may send ahead of the answer it waits for, in bytes, before it is no longer read.
 _AHEAD: Final = 64 * 1024
+
+# Pieces of a body at most before they are joined: each costs some fifty bytes beyond those that it holds.
+_PIECES: Final = 1024
+
+# Bytes of chunk sizes that a byte of body may cost, beyond a head's worth: five where each has its own chunk.
+_CHUNKING: Final = 8
 
 # After a refusal that leaves the request unread: how much more is read and thrown away, and for how long,
 # so that the client sees the answer instead of a reset.
@@ -62,11 +68,14 @@ class ClientConnection(asyncio.Protocol):
         "_ahead",
         "_body",
         "_body_bytes",
+        "_counted",
         "_eof",
         "_exchange",
         "_head",
         "_head_bytes",
+        "_head_shared",
         "_headers",
+        "_joined",
         "_latest",
         "_lingered",
         "_looping",
@@ -78,6 +87,7 @@ class ClientConnection(asyncio.Protocol):
         "_reading",
         "_refusal",
         "_socket",
+        "_spare",
         "_tenant",
         "_transport",
         "_url",
@@ -97,6 +107,10 @@ class ClientConnection(asyncio.Protocol):
         self._ahead = bytearray()
         self._read_paused = False
         self._reading = Reading.IDLE
+        self._head_shared = 0
+        self._spare = 0
+        self._counted = 0
+        self._joined = 0
         self._refusal: Refused | None = None
         self._eof = False
         self._lingered = 0
@@ -219,10 +233,15 @@ class ClientConnection(asyncio.Protocol):
             reading = self._reading
             if reading is _BODY:
                 self.deadline = self._plane.now() + self._plane.limits.idle_s
+                self._on_part_of_body(len(data), first=before is not _BODY or bool(self._queue))
             elif reading is _HEAD:
                 if before is not _HEAD:
                     self.deadline = self._plane.now() + self._plane.limits.head_s
-                if self._head_bytes > self._plane.limits.head:
+                    self._head_shared = 0
+                    if self._queue:
+                        # How much of this read is the head's is not known before the head is whole.
+                        self._head_bytes = self._head_shared = len(data)
+                if self._head_bytes - self._head_shared > self._plane.limits.head:
                     self._refusal = self._head_too_large()
         if self._refusal is not None:
             self._reading = Reading.NOTHING
@@ -230,7 +249,30 @@ class ClientConnection(asyncio.Protocol):
             self._body = []
             self._body_bytes = 0
 
+    def _on_part_of_body(self, size: int, *, first: bool) -> None:
+        """A read of `size` bytes ended within a body; `first` = the body began in it. Bounds what is no body
+        and so counts against no other limit: endless chunk extensions and trailers, and crumbs of a body."""
+        gained = self._body_bytes - self._counted
+        self._counted = self._body_bytes
+        limit = self._plane.limits.head
+        if first:
+            self._joined = 0
+            self._spare = limit
+        else:
+            self._spare = min(limit, self._spare - (size - gained) + gained * _CHUNKING)
+            if self._spare < 0:
+                self._refusal = HttpRefused(
+                    413,
+                    f"chunk extensions or trailers are over {limit} bytes (limits.head)",
+                    code="chunks_too_large",
+                )
+        if len(self._body) - self._joined > _PIECES:
+            self._body[self._joined :] = [b"".join(self._body[self._joined :])]
+            self._joined += 1
+
     def _head_too_large(self) -> Refused:
+        if len(self._url) > MAX_TARGET:
+            return target_too_long()
         return HttpRefused(
             431,
             f"the request head is over {self._plane.limits.head} bytes (limits.head)",
@@ -249,7 +291,7 @@ class ClientConnection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         plane = self._plane
         try:
-            if self._head_bytes > plane.limits.head:
+            if self._head_bytes > plane.limits.head or self._queue:
                 # One read can hold more than this head, so it is measured before it is refused.
                 size = len(self._url) + sum(len(name) + len(value) + 4 for name, value in self._headers)
                 if size > plane.limits.head:

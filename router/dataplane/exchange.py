@@ -215,7 +215,9 @@ class Exchange:
                 framing = b""  # known when the body is whole
         if framing is None:
             if not has_body:
-                framing = b"content-length: %d\r\n" % head.length if head.length is not None else b""
+                # A length says what a GET would have brought; with a 204 it has no meaning.
+                length = head.length if status != 204 else None
+                framing = b"content-length: %d\r\n" % length if length is not None else b""
             elif length is not None:
                 framing = b"content-length: %d\r\n" % length
             elif self._head.version == "1.1":

@@ -7,6 +7,7 @@ characters, spaces before a colon). This module refuses what is well-formed and 
 from collections.abc import Iterable
 from enum import Enum, auto
 from typing import Final, NamedTuple
+from urllib.parse import unquote_to_bytes
 
 from router.base.errors import ErrorKind, Refused
 from router.dataplane.problems import HttpRefused
@@ -24,6 +25,13 @@ _DROPPED: Final = (
 )
 
 _METHODS: Final = frozenset({b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE"})
+
+MAX_TARGET: Final = 8192
+"""Bytes of a request target: what RFC 9110 asks everybody to support at least, and most servers allow."""
+
+_MAX_HEADERS: Final = 256
+# A length of more digits has leading zeros, or is no length that could ever be served.
+MAX_DIGITS: Final = 20
 
 _MAX_REQUEST_ID: Final = 128
 _REQUEST_ID_BYTES: Final = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:")
@@ -53,8 +61,12 @@ _HOST: Final = _Kind.HOST
 _LENGTH: Final = _Kind.LENGTH
 _SESSION: Final = _Kind.SESSION
 
+# What is remembered of names and targets is bounded in number and in length, whatever clients send.
 _MAX_TARGETS: Final = 1024
 _MAX_NAMES: Final = 4096
+_MAX_REMEMBERED: Final = 128
+
+_MODEL: Final = b"/v1/models/"
 
 
 class Head(NamedTuple):
@@ -124,6 +136,10 @@ class HeadReader:
                 code="method_not_allowed",
             )
         target, path = self._targets.get(url) or self._target(url)
+        if len(headers) > _MAX_HEADERS:
+            raise HttpRefused(
+                431, f"the request has more than {_MAX_HEADERS} headers", code="too_many_headers"
+            )
         kinds, lines = self._kinds, self._lines
         forward: list[bytes] = []
         sessions: tuple[tuple[bytes, bytes], ...] = ()
@@ -145,10 +161,13 @@ class HeadReader:
             elif kind is _HOST:
                 hosts += 1
             elif kind is _LENGTH:
+                if len(value) > MAX_DIGITS:
+                    raise Refused(ErrorKind.BAD_REQUEST, "the Content-Length has too many digits")
                 length = int(value)
                 has_body = has_body or length > 0
             elif kind is _SESSION:
-                if value and (canonical := self._session_names[name.lower()]):
+                # llhttp leaves the spaces after a value in it.
+                if (value := value.strip()) and (canonical := self._session_names[name.lower()]):
                     sessions += ((canonical, value),)
             elif kind is _Kind.AUTHORIZATION:
                 if value[:7].lower() == b"bearer ":
@@ -156,12 +175,14 @@ class HeadReader:
             elif kind is _Kind.CONNECTION:
                 listed = value if listed is None else listed + b"," + value
             elif kind is _Kind.KEY:
-                key = key or value
+                key = key or value.strip()
             elif kind is _Kind.REQUEST_ID:
-                request_id = value
+                request_id = value.strip()
             elif kind is _Kind.TENANT:
-                tenant = value
+                tenant = value.strip()
             elif kind is _Kind.ENCODING:
+                if version != "1.1":
+                    raise Refused(ErrorKind.BAD_REQUEST, f"HTTP/{version} knows no Transfer-Encoding")
                 if value.strip().lower() != b"chunked":
                     raise HttpRefused(
                         501,
@@ -179,11 +200,9 @@ class HeadReader:
                 raise HttpRefused(
                     501, "protocol upgrades (WebSocket, /v1/realtime) are not supported", code="upgrade"
                 )
-        if hosts > 1 or (hosts == 0 and version == "1.1"):
-            raise Refused(
-                ErrorKind.BAD_REQUEST, f"a request must have exactly one Host header; this has {hosts}"
-            )
-        if listed is not None and (extra := _named(listed)):
+        if hosts != 1 or version != "1.1":
+            _check_version(version, hosts)
+        if listed is not None and (extra := listed_in(listed)):
             forward = [line for line in forward if line[: line.index(b":")] not in extra]
         if request_id is not None and not (
             0 < len(request_id) <= _MAX_REQUEST_ID and _REQUEST_ID_BYTES.issuperset(request_id)
@@ -210,7 +229,10 @@ class HeadReader:
         """The kind of a header, however it is spelled; `None` for one that goes on as it is."""
         lowered = name.lower()
         kind = self._kinds.get(lowered)
-        if len(self._lines) + len(self._kinds) < _MAX_NAMES:
+        if kind is None and self._kinds.get(lowered.replace(b"_", b"-")) is not None:
+            # Servers that hand headers on as variables read `content_length` as `content-length`.
+            kind = _Kind.DROP
+        if len(name) <= _MAX_REMEMBERED and len(self._lines) + len(self._kinds) < _MAX_NAMES:
             if kind is None:
                 self._lines[name] = lowered + b": "
             else:
@@ -219,7 +241,7 @@ class HeadReader:
 
     def _target(self, url: bytes) -> tuple[bytes, str]:
         target = _target(url)
-        if len(self._targets) < _MAX_TARGETS and b"?" not in url:
+        if len(url) <= _MAX_REMEMBERED and len(self._targets) < _MAX_TARGETS and b"?" not in url:
             self._targets[url] = target
         return target
 
@@ -233,7 +255,7 @@ def _spellings(name: bytes) -> list[bytes]:
     return spelled
 
 
-def _named(connection: bytes) -> frozenset[bytes]:
+def listed_in(connection: bytes) -> frozenset[bytes]:
     """Header names that a Connection header declares hop-by-hop, beyond the usual."""
     lowered = connection.lower()
     if lowered in (b"keep-alive", b"close"):
@@ -241,15 +263,24 @@ def _named(connection: bytes) -> frozenset[bytes]:
     return frozenset(token.strip() for token in lowered.split(b",")) - {b"keep-alive", b"close", b""}
 
 
+def _check_version(version: str, hosts: int) -> None:
+    """Refuse versions other than 1.0 and 1.1, and a number of Host headers that it forbids."""
+    if version not in ("1.0", "1.1"):
+        raise HttpRefused(505, "this is served over HTTP/1.1 and HTTP/1.0", code="http_version")
+    if hosts > 1 or (hosts == 0 and version == "1.1"):
+        raise Refused(ErrorKind.BAD_REQUEST, f"a request must have exactly one Host header; this has {hosts}")
+
+
 def _target(url: bytes) -> tuple[bytes, str]:
     """Origin-form target and decoded path. Raises `Refused` for what has no one meaning."""
+    if len(url) > MAX_TARGET:
+        raise target_too_long()
     if not url.startswith(b"/"):
-        scheme, found, rest = url.partition(b"://")
-        if not found or scheme.lower() not in (b"http", b"https"):
-            raise Refused(ErrorKind.BAD_REQUEST, "the request target must be a path or an http(s) URL")
-        slash = rest.find(b"/")
-        url = rest[slash:] if slash >= 0 else b"/"
+        url = _origin_form(url)
     raw = url.partition(b"?")[0]
+    if raw.startswith(_MODEL):
+        # Answered here, never sent on: a model's name may hold a slash, which clients escape.
+        raw = unquote_to_bytes(raw)
     if b"#" in url or b"\\" in raw or b"%" in raw or b"//" in raw or b"/." in raw:
         # No endpoint of vLLM needs any of these, and a router and a server that read them differently
         # would disagree on which endpoint is meant. An id with a dot inside is fine.
@@ -261,3 +292,19 @@ def _target(url: bytes) -> tuple[bytes, str]:
         return url, raw.decode("ascii")
     except UnicodeDecodeError:
         raise Refused(ErrorKind.BAD_REQUEST, "the path must be ASCII") from None
+
+
+def _origin_form(url: bytes) -> bytes:
+    """Path and query of an absolute URL. Raises `Refused` for other schemes and for none."""
+    scheme, found, rest = url.partition(b"://")
+    if not found or scheme.lower() not in (b"http", b"https"):
+        raise Refused(ErrorKind.BAD_REQUEST, "the request target must be a path or an http(s) URL")
+    end = min(at for at in (rest.find(b"/"), rest.find(b"?"), len(rest)) if at >= 0)
+    if end == 0 or b"@" in rest[:end]:
+        raise Refused(ErrorKind.BAD_REQUEST, "the request target must name a host, and no user")
+    return rest[end:] if rest[end : end + 1] == b"/" else b"/" + rest[end:]
+
+
+def target_too_long() -> HttpRefused:
+    """The refusal of a request whose target is over the limit."""
+    return HttpRefused(414, f"the request target is over {MAX_TARGET} bytes", code="target_too_long")

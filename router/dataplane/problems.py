@@ -35,7 +35,7 @@ _CODES: Final = {ErrorKind.NO_SUCH_MODEL: "model_not_found", ErrorKind.UNAUTHORI
 
 
 class HttpRefused(Refused):
-    """A refusal whose status is more precise than its kind: 405, 408, 413, 417, 431, 501."""
+    """A refusal whose status is more precise than its kind: 405, 408, 413, 414, 417, 431, 501, 505."""
 
     def __init__(self, status: int, message: str, *, code: str) -> None:
         super().__init__(ErrorKind.BAD_REQUEST, message)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import httptools
 
+from router.dataplane.head import MAX_DIGITS, listed_in
+
 if TYPE_CHECKING:
     from router.dataplane.pool import Pool
 
@@ -63,28 +65,34 @@ class _GarbledError(Exception):
     """What the replica sent is not the answer to the request."""
 
 
+class _EnoughError(_GarbledError):
+    """The answer is whole. Whatever follows is no part of it, so the connection is not used again."""
+
+
 class UpstreamConnection(asyncio.Protocol):
     """Carries one exchange at a time."""
 
     __slots__ = (
         "_answered",
         "_chunked",
+        "_clogged",
         "_complete",
         "_content_encoding",
         "_content_type",
         "_forward",
-        "_head_bytes",
         "_head_limit",
         "_head_only",
         "_in_head",
         "_interim",
         "_keep",
         "_length",
+        "_listed",
         "_parser",
         "_paused",
         "_pool",
         "_receiver",
         "_transport",
+        "_unused_bytes",
         "idle_since",
     )
 
@@ -97,6 +105,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.idle_since = 0.0
         self._head_only = False
         self._paused = False
+        self._clogged = False
         self._reset()
 
     def _reset(self) -> None:
@@ -105,12 +114,13 @@ class UpstreamConnection(asyncio.Protocol):
         self._keep = False
         self._in_head = True
         self._interim = False
-        self._head_bytes = 0
+        self._unused_bytes = 0
         self._forward: list[bytes] = []
         self._content_type = b""
         self._content_encoding = b""
         self._length: int | None = None
         self._chunked = False
+        self._listed: frozenset[bytes] = frozenset()
 
     @property
     def usable(self) -> bool:
@@ -156,8 +166,7 @@ class UpstreamConnection(asyncio.Protocol):
             self.abort()
             return
         self._answered = True
-        if self._in_head:
-            self._head_bytes += len(data)
+        self._unused_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
@@ -179,19 +188,27 @@ class UpstreamConnection(asyncio.Protocol):
         else:
             if self._complete:
                 self._finish(keep=self._keep)
-            elif self._in_head and self._head_bytes > self._head_limit:
-                self._break(f"sent a head of more than {self._head_limit} bytes")
+            elif self._unused_bytes > self._head_limit:
+                # A head without end, or interim ones; then chunk extensions, or trailers.
+                self._break(f"sent more than {self._head_limit} bytes without any of a body (limits.head)")
 
     def _finish(self, *, keep: bool) -> None:
         receiver, self._receiver = self._receiver, None
         self._reset()
-        if keep:
+        if keep and not self._clogged:
             self.resume()
             self._pool.put(self)
         else:
             self.abort()
         if receiver is not None:
             receiver.on_end()
+
+    def pause_writing(self) -> None:
+        # An answer that comes before the replica has read the request leaves the connection in doubt.
+        self._clogged = True
+
+    def resume_writing(self) -> None:
+        self._clogged = False
 
     def eof_received(self) -> bool:
         return False
@@ -233,9 +250,15 @@ class UpstreamConnection(asyncio.Protocol):
                 self._content_encoding = value
             self._forward.append(name + b": " + value + b"\r\n")
         elif name == b"content-length":
+            if len(value) > MAX_DIGITS:
+                raise _GarbledError("sent a Content-Length of too many digits")
             self._length = int(value)
         elif name == b"transfer-encoding":
+            if self._chunked or value.rstrip(b" ").lower() != b"chunked":
+                raise _GarbledError("sent its answer in a transfer encoding that was not asked for")
             self._chunked = True
+        elif name == b"connection":
+            self._listed |= listed_in(value)
 
     def on_headers_complete(self) -> None:
         if self._complete:
@@ -244,12 +267,20 @@ class UpstreamConnection(asyncio.Protocol):
         if status < 200:
             if status < 100 or status == 101:
                 raise _GarbledError(f"answered with status {status}")
-            self._interim = True
-            self._forward = []
+            unused = self._unused_bytes
+            self._reset()
+            self._answered = self._interim = True
+            self._unused_bytes = unused
             return
         if status > 599:
             raise _GarbledError(f"answered with status {status}")
+        if self._unused_bytes > self._head_limit and sum(map(len, self._forward)) > self._head_limit:
+            # One read can hold more than the head, so it is measured before it is refused.
+            raise _GarbledError(f"sent a head of more than {self._head_limit} bytes (limits.head)")
+        if self._listed:
+            self._forward = [line for line in self._forward if line[: line.index(b":")] not in self._listed]
         self._in_head = False
+        self._unused_bytes = 0
         receiver = self._receiver
         if receiver is None:
             return
@@ -263,10 +294,12 @@ class UpstreamConnection(asyncio.Protocol):
             )
         )
         if self._head_only:
-            # llhttp would wait for the body that the length announces and that never comes.
+            # llhttp would wait for the body that the length announces and that must not come.
             self._complete = True
+            raise _EnoughError
 
     def on_body(self, piece: bytes) -> None:
+        self._unused_bytes = 0
         if self._receiver is not None:
             self._receiver.on_piece(piece)
 
