@@ -93,7 +93,7 @@ def _announce(router: "Router") -> None:
     fleet = router.engine.replicas(router.clock.now())
     well = sum(status.health == "healthy" for status in fleet)
     print(
-        f"homing {__version__}: http://{config.listen.host}:{router.dataplane.port}"
+        f"homing {__version__}: {'http' if config.tls is None else 'https'}://{config.listen.host}:{router.dataplane.port}"
         f" -> {len(fleet)} replicas ({well} healthy), policy {router.engine.plans[0].name};"
         f" admin http://{config.admin.listen.host}:{router.admin.port}",
         flush=True,

@@ -11,6 +11,7 @@ from router.base.clock import Clock, SystemClock
 from router.base.errors import ErrorKind, Refused
 from router.base.ids import OPEN_TENANT, ReplicaId, TenantId
 from router.controlplane.admin import AdminServer, AdminSources
+from router.controlplane.certificate import CertificateWatch
 from router.controlplane.probe import Prober, ProbeTiming
 from router.core.engine import Engine
 from router.core.fleet import ReplicaSpec
@@ -84,6 +85,7 @@ class Router:
             ),
             access=secrets.keys,
             tenant_header=config.access.tenant_header,
+            tls=secrets.tls.context if secrets.tls is not None else None,
         )
         metrics = Metrics(self.counters, self.engine, self.clock)
         self.admin = AdminServer(
@@ -103,12 +105,14 @@ class Router:
             rng,
             timing=ProbeTiming(interval_s=config.probe.interval, timeout_s=config.probe.timeout),
             api_keys=secrets.replica_keys,
+            tls=secrets.replica_tls,
         )
+        self._certificate = CertificateWatch(secrets.tls) if secrets.tls is not None else None
         self._set_replicas(build_replicas(config))
 
     def _set_replicas(self, specs: Sequence[ReplicaSpec]) -> None:
         self.engine.set_replicas(specs, self.clock.now())
-        self.dataplane.set_replicas(specs, self.secrets.replica_keys)
+        self.dataplane.set_replicas(specs, self.secrets.replica_keys, self.secrets.replica_tls)
 
     async def probe_once(self) -> tuple[ReplicaId, ...]:
         """Ask every replica once; returns those that have not answered in time."""
@@ -120,10 +124,14 @@ class Router:
         await self.admin.start(admin.host, admin.port)
         await self.probe_once()
         await self.dataplane.start(listen.host, listen.port)
+        if self._certificate is not None:
+            self._certificate.start()
 
     async def close(self, grace_s: float = 0.0) -> None:
         """Stop, giving running turns `grace_s` seconds. May be called after a failed start."""
         await self.dataplane.close(grace_s)
+        if self._certificate is not None:
+            await self._certificate.close()
         await self._prober.close()
         await self.admin.close()
 

@@ -6,10 +6,17 @@ uvloop and aiohttp do it differently, and none of it tells a person more.
 
 import os
 import socket
+import ssl
 
 
 def system_words(error: BaseException) -> str:
     """`Connection refused`, `Address already in use`, …; the error's own text where the system has none."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not accepted: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        # Its number is OpenSSL's, not the system's. One that OpenSSL did not raise has no reason.
+        reason: str | None = getattr(error, "reason", None)
+        return f"TLS failed: {reason.lower().replace('_', ' ')}" if reason else "TLS failed"
     if isinstance(error, OSError) and error.errno is not None:
         if isinstance(error, socket.gaierror):
             return error.strerror or str(error)

@@ -6,6 +6,7 @@ the engine; what does not come back is not reported, and the age of the last rep
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
@@ -88,7 +89,8 @@ class _ProbeError(Exception):
 class Prober:
     """Watches the engine's replicas. Must be used on a running event loop; opens one client session.
 
-    `api_keys` are the replicas' own keys, sent as `Authorization: Bearer`. None of the methods raises for
+    `api_keys` are the replicas' own keys, sent as `Authorization: Bearer`; `tls` is what `https` replicas are
+    spoken to with, which is whom the system trusts where it names nothing. None of the methods raises for
     what a replica does.
     """
 
@@ -100,12 +102,14 @@ class Prober:
         *,
         timing: ProbeTiming | None = None,
         api_keys: Mapping[ReplicaId, str] | None = None,
+        tls: Mapping[ReplicaId, ssl.SSLContext] | None = None,
     ) -> None:
         self._fleet = fleet
         self._clock = clock
         self._rng = rng
         self._timing = timing if timing is not None else ProbeTiming()
         self._api_keys = dict(api_keys or {})
+        self._tls = dict(tls or {})
         self._watches: dict[ReplicaId, _Watch] = {}
         self._tasks = TaskOwner()
         self._session: aiohttp.ClientSession | None = None
@@ -230,7 +234,12 @@ class Prober:
         if (api_key := self._api_keys.get(watch.spec.id)) is not None:
             headers["Authorization"] = f"Bearer {api_key}"
         try:
-            async with session.get(watch.spec.url + path, headers=headers, allow_redirects=False) as response:
+            async with session.get(
+                watch.spec.url + path,
+                headers=headers,
+                allow_redirects=False,
+                ssl=self._tls.get(watch.spec.id, True),
+            ) as response:
                 if not 200 <= response.status < 300:
                     raise _ProbeError(f"{path} answered {response.status}")
                 if response.headers.get("Content-Encoding", "identity") != "identity":
@@ -240,6 +249,8 @@ class Prober:
             raise _ProbeError(f"{path} did not answer within {self._timing.timeout_s:g} s") from None
         except aiohttp.ClientConnectorDNSError:
             raise _ProbeError("its host name cannot be resolved") from None
+        except aiohttp.ClientConnectorCertificateError as error:
+            raise _ProbeError(f"no connection: {system_words(error.certificate_error)}") from None
         except aiohttp.ClientConnectorError as error:
             raise _ProbeError(f"no connection: {system_words(error.os_error)}") from None
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.ClientPayloadError):

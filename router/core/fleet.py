@@ -12,7 +12,7 @@ class ReplicaSpec:
 
     id: ReplicaId
     url: str
-    """`http://host:port`, no path, no trailing slash."""
+    """`http://host:port` or `https://host:port`, no path, no trailing slash."""
     kv_tokens: int | None = None
     """KV capacity where the operator knows better than `/metrics`."""
 

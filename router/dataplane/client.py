@@ -178,6 +178,10 @@ class ClientConnection(asyncio.Protocol):
         self._eof = True
         if self._exchange is None or self._exchange.phase is Phase.OVER:
             return False
+        if self._transport is not None and not self._transport.can_write_eof():
+            # Over TLS nobody can close one side alone: the end of the input is a departure.
+            self._transport.abort()
+            return False
         self._probe()
         return True
 
@@ -417,8 +421,7 @@ class ClientConnection(asyncio.Protocol):
         self.deadline = self._plane.now() + _LINGER_S
         if self._transport.can_write_eof():
             self._transport.write_eof()
-        else:
-            self._close()
+        # TLS cannot say it: there the answer's own end does, and the client or the deadline closes.
 
     def _close(self) -> None:
         if self._transport is not None:

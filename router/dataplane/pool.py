@@ -1,6 +1,7 @@
 """Connections to one replica: idle ones kept for a little, new ones made within a time limit."""
 
 import asyncio
+import ssl
 from collections import deque
 from collections.abc import Callable
 from urllib.parse import urlsplit
@@ -20,6 +21,7 @@ class Pool:
         "_limits",
         "_open",
         "_port",
+        "_tls",
         "answer_line",
         "head_suffix",
         "now",
@@ -34,12 +36,17 @@ class Pool:
         *,
         now: Callable[[], float],
         api_key: str | None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
+        """`tls` = what an `https` replica is spoken to with; `None` for an `http` one."""
         parts = urlsplit(url)
+        # Plain text must never go where TLS was asked for.
+        assert (parts.scheme == "https") == (tls is not None)
         self.replica = replica
         self.now = now
         self._host = parts.hostname or ""
-        self._port = parts.port or 80
+        self._port = parts.port or (80 if tls is None else 443)
+        self._tls = tls
         self._limits = limits
         self._idle: deque[UpstreamConnection] = deque()
         self._open: set[UpstreamConnection] = set()
@@ -76,7 +83,7 @@ class Pool:
         loop = asyncio.get_running_loop()
         make: Callable[[], UpstreamConnection] = lambda: UpstreamConnection(self, self._limits.head)  # noqa: E731
         async with asyncio.timeout(self._limits.connect_s):
-            _, connection = await loop.create_connection(make, self._host, self._port)
+            _, connection = await loop.create_connection(make, self._host, self._port, ssl=self._tls)
         return connection
 
     def opened(self, connection: UpstreamConnection) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import logging
 import secrets
+import ssl
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -30,6 +31,10 @@ _SWEEP_S: Final = 0.25
 
 _BACKLOG: Final = 4096
 
+# TLS: from the connection to the end of the handshake, and from our farewell to the client's.
+_HANDSHAKE_S: Final = 10.0
+_FAREWELL_S: Final = 2.0
+
 # While stopping: how often to look whether all clients are gone, and what the last words to them may take.
 _LOOK_S: Final = 0.02
 _LAST_WORDS_S: Final = 0.5
@@ -51,7 +56,9 @@ class DataPlane:
         limits: Limits,
         access: AccessKeys | None = None,
         tenant_header: str | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
+        """`tls` = what clients are spoken to with; `None` = plain HTTP."""
         self.engine = engine
         self.routing = routing
         self.now = clock.now
@@ -66,7 +73,8 @@ class DataPlane:
         self.connections: set[ClientConnection] = set()
         self.held_bytes = 0
         self._access = access
-        self._urls: dict[ReplicaId, tuple[str, str | None]] = {}
+        self._tls = tls
+        self._urls: dict[ReplicaId, tuple[str, str | None, ssl.SSLContext | None]] = {}
         self._retired: list[Pool] = []
         self._live_ids: set[bytes] = set()
         self._id_prefix = secrets.token_hex(6).encode()
@@ -80,7 +88,14 @@ class DataPlane:
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(
-                lambda: ClientConnection(self), host, port, backlog=_BACKLOG, reuse_address=True
+                lambda: ClientConnection(self),
+                host,
+                port,
+                backlog=_BACKLOG,
+                reuse_address=True,
+                ssl=self._tls,
+                ssl_handshake_timeout=None if self._tls is None else _HANDSHAKE_S,
+                ssl_shutdown_timeout=None if self._tls is None else _FAREWELL_S,
             )
         except (OSError, OverflowError) as error:
             raise HomingError(
@@ -123,9 +138,14 @@ class DataPlane:
             # Seldom and short, so looking is cheaper than an event that each connection would have to set.
             await asyncio.sleep(_LOOK_S)
 
-    def set_replicas(self, specs: Iterable[ReplicaSpec], api_keys: Mapping[ReplicaId, str]) -> None:
+    def set_replicas(
+        self,
+        specs: Iterable[ReplicaSpec],
+        api_keys: Mapping[ReplicaId, str],
+        tls: Mapping[ReplicaId, ssl.SSLContext],
+    ) -> None:
         """Make the pools match the fleet. Exchanges on a removed replica end as they would have."""
-        wanted = {spec.id: (spec.url, api_keys.get(spec.id)) for spec in specs}
+        wanted = {spec.id: (spec.url, api_keys.get(spec.id), tls.get(spec.id)) for spec in specs}
         for replica, address in tuple(self._urls.items()):
             if wanted.get(replica) != address:
                 pool = self.pools.pop(replica)
@@ -134,7 +154,10 @@ class DataPlane:
                 del self._urls[replica]
         for replica, address in wanted.items():
             if replica not in self._urls:
-                self.pools[replica] = Pool(replica, address[0], self.limits, now=self.now, api_key=address[1])
+                url, api_key, context = address
+                self.pools[replica] = Pool(
+                    replica, url, self.limits, now=self.now, api_key=api_key, tls=context
+                )
                 self._urls[replica] = address
 
     # --- for connections and exchanges --------------------------------------------------------------

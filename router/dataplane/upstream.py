@@ -4,6 +4,7 @@ Knows nothing of routing, retries or clients.
 """
 
 import asyncio
+import ssl
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import httptools
@@ -61,6 +62,15 @@ class Receiver(Protocol):
         """The connection ended or turned to garbage; `answered` = some byte of an answer had come."""
 
 
+def _said_farewell(tls: ssl.SSLObject) -> bool:
+    """Whether the other side ended the connection itself. The loops report a cut one in the same way; only
+    there, more could still come."""
+    try:
+        return not tls.read(1)
+    except ssl.SSLError:
+        return False
+
+
 class _GarbledError(Exception):
     """What the replica sent is not the answer to the request."""
 
@@ -79,6 +89,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_complete",
         "_content_encoding",
         "_content_type",
+        "_eof",
         "_forward",
         "_head_limit",
         "_head_only",
@@ -103,6 +114,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self.idle_since = 0.0
+        self._eof = False
         self._head_only = False
         self._paused = False
         self._clogged = False
@@ -211,14 +223,17 @@ class UpstreamConnection(asyncio.Protocol):
         self._clogged = False
 
     def eof_received(self) -> bool:
+        tls = self._transport.get_extra_info("ssl_object") if self._transport is not None else None
+        self._eof = tls is None or _said_farewell(tls)
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._pool.lost(self)
         if self._receiver is None:
             return
-        if exc is None and not self._in_head and not self._chunked and self._length is None:
-            # Neither a length nor chunks: the end of the connection is the end of the body.
+        if self._eof and exc is None and not self._in_head and not self._chunked and self._length is None:
+            # Neither a length nor chunks: the end of the connection is the end of the body. Over TLS only an
+            # end that the replica itself declared is one: anybody on the way can cut a connection.
             receiver, self._receiver = self._receiver, None
             receiver.on_end()
             return

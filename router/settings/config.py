@@ -34,6 +34,15 @@ class Admin(Model):
     """Holds the token that writes need, and everything on a listener that is not loopback."""
 
 
+class Tls(Model):
+    """What the data port speaks TLS with, in PEM. Both files are loaded anew when they change."""
+
+    cert: FilePath
+    """The certificate, followed by those between it and the one that clients trust."""
+    key: FilePath
+    """Its private key, without a passphrase."""
+
+
 class Match(Model):
     """What a route applies to: all that is given must match. `*` may end a value, for any rest."""
 
@@ -69,6 +78,11 @@ class Replica(Model):
 
     name: Name
     url: ReplicaUrl
+    ca: FilePath | None = None
+    """Whom to trust that an `https` replica is the one that its URL names, in PEM; `None` = whom the system
+    trusts."""
+    verify: bool = True
+    """Whether the certificate of an `https` replica is checked at all."""
     api_key_file: FilePath | None = None
     api_key_env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = None
     """The name of an environment variable."""
@@ -85,6 +99,14 @@ class Replica(Model):
     def _one_key(self) -> Self:
         if self.api_key_file is not None and self.api_key_env is not None:
             raise ValueError("has both api_key_file and api_key_env; keep one")
+        return self
+
+    @model_validator(mode="after")
+    def _tls_fits(self) -> Self:
+        if self.ca is not None and not self.verify:
+            raise ValueError("has both ca and verify: false; keep one")
+        if not self.url.startswith("https:") and (self.ca is not None or not self.verify):
+            raise ValueError(f"ca and verify are for https://, and the url is {self.url}")
         return self
 
 
@@ -153,6 +175,8 @@ class RouterConfig(Model):
 
     version: Literal[1]
     listen: ListenAddress = Address("127.0.0.1", 8080)
+    tls: Tls | None = None
+    """Of the data port; `None` = plain HTTP."""
     admin: Admin = Admin()
     policies: Annotated[tuple[FilePath, ...], Field(min_length=1)] = ("home",)
     """Files, or shipped policies by their bare name. The first is the default."""

@@ -1,4 +1,4 @@
-"""Secrets from files and environment variables. None of them ever shows in a message or a repr.
+"""Secrets from files and environment variables, private keys included. None ever shows in a message or repr.
 
 `HOMING_API_KEYS`, `HOMING_SECRET` and `HOMING_ADMIN_TOKEN` take the place of `access.keys_file`,
 `access.secret_file` and `admin.token_file`: where the variable is set, the file is not read. A variable
@@ -8,6 +8,7 @@ forgot to fill one in.
 
 import json
 import re
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -25,6 +26,7 @@ from router.settings.explain import dotted, explain
 from router.settings.fields import Model
 from router.settings.load import Loaded, lines_of
 from router.settings.locate import find_file, shown
+from router.settings.tls import PairFiles, ServerTls, TlsError, client_context, server_tls
 
 _DIGEST: Final = re.compile(r"[0-9a-fA-F]{64}")
 
@@ -42,6 +44,10 @@ class Secrets:
     """`None` = none configured: one is made up and shown at each start."""
     replica_keys: Mapping[ReplicaId, str] = field(default_factory=dict, repr=False)
     """The API key that each replica wants; absent where it wants none."""
+    tls: ServerTls | None = None
+    """What the data port speaks TLS with; `None` = it speaks plain HTTP."""
+    replica_tls: Mapping[ReplicaId, ssl.SSLContext] = field(default_factory=dict)
+    """What each `https` replica is spoken to with. Replicas that are trusted alike share one."""
 
 
 def _tenant(text: str) -> str:
@@ -108,6 +114,8 @@ def inspect_secrets(
         secret=search.secret(config.access.secret_file),
         admin_token=search.token("HOMING_ADMIN_TOKEN", ("admin", "token_file"), config.admin.token_file),
         replica_keys=search.replica_keys(config),
+        tls=search.server_tls(config),
+        replica_tls=search.replica_tls(config),
     )
     if not config.admin.listen.is_loopback and secrets.admin_token is None and not search.wrong:
         what = (
@@ -163,6 +171,39 @@ class _Search:
                     self.absent.append(self._document.fault(loc, what))
             if key is not None:
                 found[ReplicaId(replica.name)] = key
+        return found
+
+    def server_tls(self, config: RouterConfig) -> ServerTls | None:
+        if config.tls is None:
+            return None
+        cert = self._find(("tls", "cert"), config.tls.cert)
+        key = self._find(("tls", "key"), config.tls.key)
+        if cert is None or key is None:
+            return None
+        try:
+            return server_tls(PairFiles(cert, key))
+        except TlsError as error:
+            self.wrong.append(self._document.fault(("tls", "cert"), f"tls: {error}"))
+            return None
+
+    def replica_tls(self, config: RouterConfig) -> dict[ReplicaId, ssl.SSLContext]:
+        found: dict[ReplicaId, ssl.SSLContext] = {}
+        # A context may hold all certificates of the system: they need not be held once a replica.
+        made: dict[tuple[Path | None, bool], ssl.SSLContext] = {}
+        for index, replica in enumerate(config.replicas):
+            if not replica.url.startswith("https:"):
+                continue
+            loc: Loc = ("replicas", index, "ca")
+            ca = self._find(loc, replica.ca)
+            if replica.ca is not None and ca is None:
+                continue
+            try:
+                if (ca, replica.verify) not in made:
+                    made[ca, replica.verify] = client_context(ca, verify=replica.verify)
+            except TlsError as error:
+                self.wrong.append(self._document.fault(loc, f"{dotted(loc)}: {error}"))
+                continue
+            found[ReplicaId(replica.name)] = made[ca, replica.verify]
         return found
 
     def _from_file(self, loc: Loc, written: str | None) -> str | None:

@@ -77,8 +77,12 @@ def parse_remote_address(text: object) -> Address:
     return address
 
 
+_SCHEMES: Final = {"http": 80, "https": 443}
+"""What replicas speak, and the port that is meant where a URL has none."""
+
+
 def parse_replica_url(text: object) -> str:
-    """A replica's URL → `http://host:port`. Raises `ValueError` with a valid example."""
+    """A replica's URL → `http://host:port`, or with `https`. Raises `ValueError` with a valid example."""
     example = "write http://10.0.0.1:8000"
     if not isinstance(text, str) or re.search(r"[\s\x00-\x1f\\]", text):
         raise ValueError(f"'{text}' is not a URL; {example}")
@@ -92,16 +96,14 @@ def parse_replica_url(text: object) -> str:
     if "@" in parts.netloc:
         # Not shown: what stands before the @ may be a password.
         raise ValueError("a URL must not carry a user or password; use api_key_file or api_key_env")
-    if parts.scheme == "https":
-        raise ValueError("https to a replica is not in this version; write http://…, on a network you trust")
-    if parts.scheme != "http":
+    if parts.scheme not in _SCHEMES:
         raise ValueError(f"'{parts.scheme}' is not a scheme that replicas speak; {example}")
     if host is None or not _is_host(host, bracketed=":" in host):
         raise ValueError(f"'{text}' names no host; {example}")
-    port = 80 if port is None else port
+    port = _SCHEMES[parts.scheme] if port is None else port
     if port == 0:
         raise ValueError("port 0 cannot be connected to")
-    base = f"http://{Address(host, port)}"
+    base = f"{parts.scheme}://{Address(host, port)}"
     if parts.path not in ("", "/") or parts.query or parts.fragment:
         raise ValueError(f"'{text}' must not have a path: Homing adds the request's own; write {base}")
     return base
@@ -259,7 +261,7 @@ RemoteAddress = Annotated[
 ReplicaUrl = Annotated[
     str,
     PlainValidator(parse_replica_url),
-    WithJsonSchema({"type": "string", "pattern": "^http://", "examples": ["http://10.0.0.1:8000"]}),
+    WithJsonSchema({"type": "string", "pattern": "^https?://", "examples": ["http://10.0.0.1:8000"]}),
 ]
 EventsUrl = Annotated[
     str,

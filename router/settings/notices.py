@@ -1,4 +1,4 @@
-"""What a file asks for and this version does not do: one table, so that nothing is dropped in silence."""
+"""What a file asks for without effect or at a risk, so that nothing is dropped in silence."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
@@ -44,7 +44,15 @@ POLICY: Final[Sequence[Unused]] = (
 
 def config_notices(document: Document) -> list[str]:
     """Notices on a config file that is without fault."""
-    return _of(document, CONFIG)
+    notices = _of(document, CONFIG)
+    for loc in _places(document, ("replicas", "*", "verify")):
+        if document.at(*loc) is False:
+            what = (
+                f"{dotted(loc)}: its certificate is not checked: whoever can answer in its place reads every"
+                " prompt sent to it, and its API key"
+            )
+            notices.append(str(document.fault(loc, what)))
+    return notices
 
 
 def policy_notices(document: Document) -> list[str]:

@@ -1,6 +1,7 @@
 """A data plane in front of given replicas, without control plane: the test says what is well."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from random import Random
@@ -29,6 +30,8 @@ async def data_plane(
     access: AccessKeys | None = None,
     api_keys: dict[ReplicaId, str] | None = None,
     tenant_header: str | None = None,
+    tls: ssl.SSLContext | None = None,
+    replica_tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[DataPlane]:
     """Replicas r0, r1, … at `urls`, all well. Fails if anything is left over at the end."""
     plans = [plan or Plan(name="home", strategy=Priced())]
@@ -45,8 +48,10 @@ async def data_plane(
         limits=limits or Limits(),
         access=access,
         tenant_header=tenant_header,
+        tls=tls,
     )
-    plane.set_replicas(specs, api_keys or {})
+    contexts = {} if replica_tls is None else {spec.id: replica_tls for spec in specs}
+    plane.set_replicas(specs, api_keys or {}, contexts)
     await plane.start("127.0.0.1", 0)
     try:
         yield plane

@@ -1,6 +1,7 @@
 """A replica and a client on raw sockets, so that a test can say and see every byte."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -86,16 +87,19 @@ class RawReplica:
     connections: int = 0
     open: int = 0
     port: int = 0
+    tls: ssl.SSLContext | None = None
     _server: asyncio.Server | None = None
     _writers: set[asyncio.StreamWriter] = field(default_factory=set)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http{'s' if self.tls else ''}://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, limit=1 << 26)
+        self._server = await asyncio.start_server(
+            self._serve, "127.0.0.1", self.port, limit=1 << 26, ssl=self.tls
+        )
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
@@ -144,8 +148,8 @@ class RawReplica:
 
 
 @asynccontextmanager
-async def raw_replica(answer: Answer) -> AsyncIterator[RawReplica]:
-    replica = RawReplica(answer)
+async def raw_replica(answer: Answer, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[RawReplica]:
+    replica = RawReplica(answer, tls=tls)
     await replica.start()
     try:
         yield replica
@@ -231,9 +235,11 @@ class RawClient:
 
 
 @asynccontextmanager
-async def raw_client(port: int, *, limit: int = 1 << 26) -> AsyncIterator[RawClient]:
+async def raw_client(
+    port: int, *, limit: int = 1 << 26, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[RawClient]:
     """A connection that reads ahead of the test by some `limit` bytes."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=limit)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=limit, ssl=tls)
     client = RawClient(reader, writer)
     try:
         yield client

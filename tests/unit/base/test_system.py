@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import socket
+import ssl
 import sys
 
 import pytest
@@ -38,3 +39,13 @@ def test_a_name_that_cannot_be_resolved_keeps_the_resolvers_words() -> None:
 def test_what_the_system_has_no_words_for() -> None:
     assert system_words(TimeoutError()) == "timed out"
     assert system_words(OverflowError("port must be 0-65535")) == "port must be 0-65535"
+
+
+def test_tls_errors_have_numbers_of_their_own() -> None:
+    error = ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong version number")
+    error.reason = "WRONG_VERSION_NUMBER"
+    assert system_words(error) == "TLS failed: wrong version number"
+    assert system_words(ssl.SSLError(1, "x")) == "TLS failed"
+    refused = ssl.SSLCertVerificationError(1, "x")
+    refused.verify_message = "self-signed certificate"
+    assert system_words(refused) == "its certificate is not accepted: self-signed certificate"

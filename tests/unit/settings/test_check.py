@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from support.certificates import Authority
 
 from router.settings.check import check_files, schema
 
@@ -67,6 +68,23 @@ def test_a_secret_that_is_there_and_wrong_is_a_fault(folder):
     found = check(c="version: 1\npolicies: [ring]\naccess: {keys_file: keys}\n")
     assert found.faults == (
         "keys:2: keys[0]: key has a space, a control character or a letter outside ASCII",
+    )
+
+
+def test_certificates_are_tried_and_missing_ones_are_a_notice(folder):
+    authority = Authority(folder)
+    authority.files("one")
+    authority.files("two")
+    replicas = "replicas: [{name: a, url: http://a}]"
+    one = check(c=f"version: 1\npolicies: [ring]\n{replicas}\ntls:\n  cert: one.crt\n  key: two.key\n")
+    assert one.faults == ("c.yaml:5: tls: the key 'two.key' is not the key of the certificate 'one.crt'",)
+    two = check(c=f"version: 1\npolicies: [ring]\n{replicas}\ntls:\n  cert: gone.crt\n  key: one.key\n")
+    assert two.faults == ()
+    assert two.notices == (
+        "c.yaml:5: tls.cert: no file 'gone.crt' (here; `homing serve` would refuse to start)",
+    )
+    assert check(c="version: 1\npolicies: [ring]\ntls: {cert: one.crt}\n").faults == (
+        "c.yaml:3: tls: 'key' is missing",
     )
 
 

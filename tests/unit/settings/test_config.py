@@ -53,3 +53,18 @@ def test_split_roles_are_not_in_this_version(role):
     with pytest.raises(ValidationError, match="not in this version"):
         config(replicas=[{"name": "a", "url": "http://a", "role": role}])
     assert config(replicas=[{"name": "a", "url": "http://a", "role": "both"}]).replicas[0].role == "both"
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"url": "https://a", "ca": "f", "verify": False}, "has both ca and verify: false; keep one"),
+        ({"url": "http://a", "ca": "f"}, "ca and verify are for https://, and the url is http://a:80"),
+        ({"url": "http://a", "verify": False}, "ca and verify are for https://"),
+    ],
+)
+def test_what_a_replica_says_of_certificates_must_fit_its_url(more, said):
+    with pytest.raises(ValidationError, match=said):
+        config(replicas=[{"name": "a", **more}])
+    assert config(replicas=[{"name": "a", "url": "https://a", "ca": "f"}]).replicas[0].verify
+    assert not config(replicas=[{"name": "a", "url": "https://a", "verify": False}]).replicas[0].verify

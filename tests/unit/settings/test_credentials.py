@@ -1,9 +1,11 @@
 """Secrets from files and the environment: found, refused when unusable, and never shown."""
 
+import ssl
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from support.certificates import Authority
 
 from router.base.errors import SettingsError
 from router.settings.credentials import load_secrets, parse_api_keys
@@ -201,3 +203,54 @@ def test_a_key_may_contain_an_equals_sign():
     keys, _ = parse_api_keys("acme=abc==")
     assert keys is not None
     assert keys.tenant_of(b"abc==") == "acme"
+
+
+def test_certificates_come_from_files_beside_the_config(folder):
+    authority = Authority(folder)
+    authority.files("server")
+    found = secrets("""\
+tls: {cert: server.crt, key: server.key}
+replicas:
+  - {name: a, url: https://a, ca: ca.pem}
+  - {name: b, url: https://b, ca: ca.pem}
+  - {name: c, url: https://c}
+  - {name: d, url: https://d, verify: false}
+  - {name: e, url: http://e}
+""")
+    assert found.tls is not None
+    assert found.tls.files.cert == Path("server.crt")
+    contexts = found.replica_tls
+    assert set(contexts) == {"a", "b", "c", "d"}
+    assert contexts["a"] is contexts["b"], "one context for all that are trusted alike"
+    assert len(contexts["a"].get_ca_certs()) == 1
+    assert contexts["c"].check_hostname
+    assert contexts["c"] is not contexts["a"]
+    assert contexts["d"].verify_mode is ssl.CERT_NONE
+
+
+def test_without_certificates_nobody_speaks_tls():
+    found = secrets("replicas: [{name: a, url: http://a}]\n")
+    assert (found.tls, found.replica_tls) == (None, {})
+
+
+def test_every_certificate_at_fault_is_named_with_its_line(folder):
+    authority = Authority(folder)
+    authority.files("one")
+    authority.files("two")
+    assert faults(
+        """\
+tls:
+  cert: one.crt
+  key: two.key
+replicas:
+  - {name: a, url: https://a, ca: nowhere.pem}
+  - {name: b, url: https://b,
+     ca: bad.pem}
+""",
+        **{"bad.pem": "x"},
+    ) == [
+        "c.yaml:6: replicas[0].ca: no file 'nowhere.pem'",
+        "c.yaml:3: tls: the key 'two.key' is not the key of the certificate 'one.crt'",
+        "c.yaml:8: replicas[1].ca: 'bad.pem' holds no PEM certificate that can be used",
+    ]
+    assert faults("tls: {cert: one.crt,\n  key: gone.key}\n") == ["c.yaml:3: tls.key: no file 'gone.key'"]

@@ -62,3 +62,10 @@ def test_each_replica_with_a_key_without_effect_is_named():
         "what is cached is known from the router's own bookkeeping",
         "c.yaml:6: telemetry.otlp: has no effect in this version: no traces are sent",
     ]
+
+
+def test_a_replica_whose_certificate_is_not_checked_is_named():
+    assert of_config("replicas:\n  - {verify: true}\n  - {name: b,\n     verify: false}\n") == [
+        "c.yaml:4: replicas[1].verify: its certificate is not checked: whoever can answer in its place reads "
+        "every prompt sent to it, and its API key",
+    ]
