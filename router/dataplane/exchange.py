@@ -6,6 +6,8 @@ of the running attempt and ends it exactly once, on every path.
 """
 
 import asyncio
+import logging
+from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from router.dataplane.client import ClientConnection
     from router.dataplane.pool import Pool
     from router.dataplane.server import DataPlane
+
+_log = logging.getLogger(__name__)
 
 # Statuses that say that the replica cannot serve now, not that the request is wrong.
 _MOVES_ON: Final = frozenset({500, 502, 503, 504})
@@ -158,21 +162,31 @@ class Exchange:
             self._send(connection)
         else:
             self._reused = False
-            self._opening = self._plane.tasks.spawn(self._open(), name=f"connect {pool.replica}")
+            self._opening = self._plane.tasks.spawn(
+                self._connect(self._opened), name=f"connect {pool.replica}"
+            )
 
-    async def _open(self) -> None:
-        """Make a new connection and send, or count the replica as failed."""
-        pool = self._pool
-        assert pool is not None
+    async def _connect(self, then: Callable[[UpstreamConnection | OSError], None]) -> None:
+        """Make a new connection to the replica, or find that there is none to be had, and go on with it."""
+        assert self._pool is not None
         try:
-            connection = await pool.connect()
-        except OSError as error:
+            try:
+                made: UpstreamConnection | OSError = await self._pool.connect()
+            except OSError as error:
+                made = error
             self._opening = None
+            then(made)
+        except Exception:  # noqa: BLE001 - nobody waits for this task, and the client must have an answer
+            _log.exception("a request failed in the router itself")
+            self.fault()
+
+    def _opened(self, made: UpstreamConnection | OSError) -> None:
+        """Send, or count the replica as failed."""
+        if isinstance(made, OSError):
             outcome = Outcome.DIED if self._resent and self._held_by_replica() else Outcome.CONNECT_FAILED
-            self._attempt_failed(outcome, f"cannot be reached: {system_words(error)}")
-            return
-        self._opening = None
-        self._send(connection)
+            self._attempt_failed(outcome, f"cannot be reached: {system_words(made)}")
+        else:
+            self._send(made)
 
     def _send(self, connection: UpstreamConnection) -> None:
         routed, pool = self._routed, self._pool
@@ -327,21 +341,19 @@ class Exchange:
             self._resent = True
             self._dispatch(reuse=False)
             return
-        self._opening = self._plane.tasks.spawn(self._look_after(why), name="look after a broken replica")
+        # Whether the replica died decides whether the turn may go to another one.
+        self._opening = self._plane.tasks.spawn(
+            self._connect(lambda made: self._looked_after(made, why)), name="look after a broken replica"
+        )
 
-    async def _look_after(self, why: str) -> None:
-        """A replica broke off. Whether it died decides whether the turn may go to another one."""
-        pool = self._pool
-        assert pool is not None
-        try:
-            connection = await pool.connect()
-        except OSError:
-            outcome = Outcome.DIED
+    def _looked_after(self, made: UpstreamConnection | OSError, why: str) -> None:
+        """The replica that broke off takes a new connection, or does not."""
+        if isinstance(made, OSError):
+            self._broken(why, Outcome.DIED)
         else:
-            outcome = Outcome.CUT
-            pool.put(connection)
-        self._opening = None
-        self._broken(why, outcome)
+            assert self._pool is not None
+            self._pool.put(made)
+            self._broken(why, Outcome.CUT)
 
     def _broken(self, why: str, outcome: Outcome) -> None:
         if self.phase is Phase.WAITING:

@@ -434,3 +434,20 @@ async def test_stopping_lets_a_running_answer_end() -> None:
         assert response.headers["connection"] == "close"
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection("127.0.0.1", port)
+
+
+async def test_a_fault_of_the_router_itself_is_a_500_and_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        raw_replica(ok) as replica,
+        data_plane([replica.url]) as plane,
+        raw_client(plane.port) as client,
+    ):
+        for where in ("_send", "_dispatch"):
+            with monkeypatch.context() as broken:
+                broken.setattr(f"router.dataplane.exchange.Exchange.{where}", lambda *_, **__: 1 / 0)
+                response = await client.exchange(post(chat()))
+            assert response.status == 500
+            assert "failed in the router itself" in caplog.text
+        assert (await client.exchange(post(chat()))).status == 200
