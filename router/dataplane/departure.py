@@ -33,5 +33,6 @@ def has_left(sock: SocketInfo | None) -> bool:
         return False
     try:
         return sock.getsockopt(socket.IPPROTO_TCP, option, 1)[0] == _TCP_CLOSE
-    except OSError:
+    except (OSError, ValueError):
+        # It is closed on our side too; uvloop says that with a ValueError.
         return True

@@ -1,6 +1,7 @@
 """Connections to one replica: idle ones kept for a little, new ones made within a time limit."""
 
 import asyncio
+import errno
 import ssl
 from collections import deque
 from collections.abc import Callable
@@ -84,11 +85,12 @@ class Pool:
         make: Callable[[], UpstreamConnection] = lambda: UpstreamConnection(self, self._limits.head)  # noqa: E731
         async with asyncio.timeout(self._limits.connect_s):
             _, connection = await loop.create_connection(make, self._host, self._port, ssl=self._tls)
-        return connection
-
-    def opened(self, connection: UpstreamConnection) -> None:
-        """A connection was made."""
+        if not connection.usable:
+            raise ConnectionResetError(errno.ECONNRESET, "lost as soon as it was made")
+        # Counted here and not when it is made: uvloop closes one whose making is cancelled at that very
+        # moment, and does not tell it of its end.
         self._open.add(connection)
+        return connection
 
     def lost(self, connection: UpstreamConnection) -> None:
         """A connection is gone."""

@@ -170,7 +170,6 @@ class UpstreamConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport) or hasattr(transport, "writelines")
         self._transport = transport  # type: ignore[assignment] # uvloop's own class, same interface
-        self._pool.opened(self)
 
     def data_received(self, data: bytes) -> None:
         if self._receiver is None:
@@ -228,6 +227,7 @@ class UpstreamConnection(asyncio.Protocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
         self._pool.lost(self)
         if self._receiver is None:
             return

@@ -96,9 +96,13 @@ class RawReplica:
     def url(self) -> str:
         return f"http{'s' if self.tls else ''}://127.0.0.1:{self.port}"
 
+    @property
+    def listening(self) -> bool:
+        return self._server is not None
+
     async def start(self) -> None:
         self._server = await asyncio.start_server(
-            self._serve, "127.0.0.1", self.port, limit=1 << 26, ssl=self.tls
+            self._serve, "127.0.0.1", self.port, limit=1 << 26, backlog=4096, ssl=self.tls
         )
         self.port = self._server.sockets[0].getsockname()[1]
 
@@ -140,6 +144,9 @@ class RawReplica:
                     return
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             return
+        except RuntimeError:
+            if not writer.transport.is_closing() and reader.exception() is None and not reader.at_eof():
+                raise  # else it is what uvloop says to a write on a connection that is gone
         finally:
             self.open -= 1
             self._writers.discard(writer)
