@@ -27,8 +27,10 @@ class Sample(NamedTuple):
     """Share of its core that the proxy used, 0 … 1. Well below 1 the load was the limit, not the proxy."""
     others: float
     """Share of the machine that other work took, 0 … 1."""
-    busy: bool
-    """Other work took more than is allowed, also when measured again."""
+    gauge_ms: float
+    """Processor time of a fixed piece of work, the slower of just before and just after."""
+    disturbed: bool
+    """Other work took more than is allowed, or the cores were slowed, also when measured again."""
     failed: int
     moved: int
     """Sessions that were not always answered by one replica, so far in the run."""
@@ -59,7 +61,7 @@ class Figures(NamedTuple):
     p50_ratio: Spread | None
     p99_ratio: Spread | None
     rounds: int
-    busy_rounds: int
+    disturbed_rounds: int
     failed: int
     moved: int
     misnamed: int
@@ -115,7 +117,7 @@ def _figures(own: list[Sample], yardstick: dict[int, Sample]) -> Figures:
         p50_ratio=_spread([mine.p50_ms / its.p50_ms for mine, its in pairs]) if pairs else None,
         p99_ratio=_spread([mine.p99_ms / its.p99_ms for mine, its in pairs]) if pairs else None,
         rounds=len(own),
-        busy_rounds=sum(sample.busy for sample in own),
+        disturbed_rounds=sum(sample.disturbed for sample in own),
         failed=sum(sample.failed for sample in own),
         moved=max(sample.moved for sample in own),
         misnamed=max(sample.misnamed for sample in own),

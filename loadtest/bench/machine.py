@@ -58,6 +58,19 @@ def others_share(before: Used, after: Used, own_s: float, cores: int) -> float:
     return max(0.0, after.busy_s - before.busy_s - own_s) / capacity_s
 
 
+def gauge_ms() -> float:
+    """Processor time that a fixed piece of work takes, in ms: how fast the cores are at this moment.
+
+    A host that gives a core to other guests does not always say so as steal: then processor time itself
+    grows, and this with it.
+    """
+    started = time.process_time()
+    total = 0
+    for number in range(200_000):
+        total += number
+    return (time.process_time() - started) * 1e3
+
+
 def describe() -> Mapping[str, str | int]:
     """For the results: what was measured on."""
     return {

@@ -92,8 +92,8 @@ def remarks(figures: Figures) -> list[str]:
         found.append(f"MISNAMED the replica in {figures.misnamed} answers")
     if figures.moved:
         found.append(f"{figures.moved} of {SESSIONS} sessions moved")
-    if figures.busy_rounds:
-        found.append(f"machine busy in {figures.busy_rounds} of {figures.rounds} rounds")
+    if figures.disturbed_rounds:
+        found.append(f"machine disturbed in {figures.disturbed_rounds} of {figures.rounds} rounds")
     return found
 
 
@@ -126,6 +126,11 @@ def legend(run: Run) -> str:
     ]
     lines += [f"- {name} {run.versions[name]}: {setup}" for name, setup in run.setups.items()]
     lines += [f"- {name}: not measured ({why})" for name, why in run.absent.items()]
+    gauges = [sample.gauge_ms for sample in run.samples]
+    lines.append(
+        f"- the machine: a fixed piece of work took {min(gauges):.1f} to {max(gauges):.1f} ms of processor"
+        f" time, and other work at most {max(sample.others for sample in run.samples):.0%} of all cores"
+    )
     others = ", ".join(
         f"{name} {version}" for name, version in run.versions.items() if name not in run.setups
     )

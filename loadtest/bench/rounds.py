@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import http.client
+import math
 import socket
 import subprocess
 import sys
@@ -23,14 +24,17 @@ from loadtest.bench.debian import Found
 from loadtest.bench.errors import BenchError
 from loadtest.bench.figures import Sample, percentile, turn_order
 from loadtest.bench.loads import CHUNKS, SESSIONS, Load
-from loadtest.bench.machine import Cores, others_share, used
+from loadtest.bench.machine import Cores, gauge_ms, others_share, used
 from loadtest.bench.processes import Program, spent_s
 
 BUSY_SHARE: Final = 0.05
 """Other work may take this share of the machine; beyond it a measurement is made again."""
 
+SLOWED: Final = 1.25
+"""Beyond this multiple of the run's fastest gauge too."""
+
 TRIES: Final = 3
-"""How often at most. Of busy ones the quietest counts, and is marked."""
+"""How often at most. Of disturbed ones the least disturbed counts, and is marked."""
 
 _READY_S: Final = 60.0
 
@@ -62,6 +66,7 @@ class _Measured(NamedTuple):
     answers: Answers
     cpu_s: float
     others: float
+    gauge_ms: float
 
 
 class Bench:
@@ -86,6 +91,7 @@ class Bench:
         self._fleets: dict[int, list[_Running]] = {}
         """By number of upstreams."""
         self._requests: Mapping[str, tuple[bytes, ...]] = {}
+        self._fastest_ms = math.inf
         self._runner: asyncio.Runner
 
     def __enter__(self) -> "Bench":
@@ -116,7 +122,11 @@ class Bench:
                         f"round {round + 1} of {count}: {load.name} {sample.proxy} {sample.cpu_us:.1f} µs"
                         f" a {load.unit}, p99 {sample.p99_ms:.2f} ms"
                         + (f", {sample.failed} FAILED" if sample.failed else "")
-                        + (f", busy: others took {sample.others:.0%}" if sample.busy else "")
+                        + (
+                            f", disturbed: others took {sample.others:.0%}, gauge {sample.gauge_ms:.0f} ms"
+                            if sample.disturbed
+                            else ""
+                        )
                     )
                     yield sample
 
@@ -129,9 +139,9 @@ class Bench:
             measured = self._measure(load, running)
             # A failure counts, also one of a measurement that is not used.
             failed += measured.answers.failed
-            if best is None or measured.others < best.others:
+            if best is None or self._disturbance(measured) < self._disturbance(best):
                 best = measured
-            if best.others <= BUSY_SHARE:
+            if self._disturbance(best) <= 1.0:
                 break
         assert best is not None
         answers = best.answers
@@ -148,11 +158,16 @@ class Bench:
             per_s=done / answers.elapsed_s,
             core=best.cpu_s / answers.elapsed_s,
             others=best.others,
-            busy=best.others > BUSY_SHARE,
+            gauge_ms=best.gauge_ms,
+            disturbed=self._disturbance(best) > 1.0,
             failed=failed,
             moved=len(homes.moved),
             misnamed=homes.misnamed,
         )
+
+    def _disturbance(self, measured: _Measured) -> float:
+        """How far the machine was from quiet and fast; up to 1 is good enough."""
+        return max(measured.others / BUSY_SHARE, measured.gauge_ms / self._fastest_ms / SLOWED)
 
     def _measure(self, load: Load, running: _Running) -> _Measured:
         running.program.check()
@@ -161,6 +176,7 @@ class Bench:
         try:
             # Connections are opened and each session's first turn is over before the count begins.
             self._runner.run(clients.run(max(SESSIONS, load.connections)))
+            gauged_ms = gauge_ms()
             machine = used()
             own = self._own_s()
             proxy = running.program.cpu_s()
@@ -172,7 +188,9 @@ class Bench:
             )
         finally:
             clients.close()
-        return _Measured(answers, cpu_s, others)
+        after_ms = gauge_ms()
+        self._fastest_ms = min(self._fastest_ms, gauged_ms, after_ms)
+        return _Measured(answers, cpu_s, others, max(gauged_ms, after_ms))
 
     def _own_s(self) -> float:
         """Processor seconds of the bench and of all that it started."""

@@ -294,7 +294,7 @@ async def test_our_header_must_name_the_replica_that_answered(serve, few):
 
 
 def sample(round, proxy, cpu_us, *, p50_ms=1.0, p99_ms=2.0, **more):
-    filled = {"load": "2k", "per_s": 100.0, "core": 0.5, "others": 0.0, "busy": False}
+    filled = {"load": "2k", "per_s": 100.0, "core": 0.5, "others": 0.0, "gauge_ms": 8.0, "disturbed": False}
     filled |= {"failed": 0, "moved": 0, "misnamed": 0}
     return Sample(round=round, proxy=proxy, cpu_us=cpu_us, p50_ms=p50_ms, p99_ms=p99_ms, **(filled | more))
 
@@ -341,9 +341,12 @@ def test_without_the_yardstick_there_are_no_ratios_and_no_verdicts():
 
 
 def test_failures_add_up_and_moved_sessions_do_not():
-    samples = [sample(0, "ours", 1, failed=2, moved=3, busy=True), sample(1, "ours", 1, failed=1, moved=4)]
+    samples = [
+        sample(0, "ours", 1, failed=2, moved=3, disturbed=True),
+        sample(1, "ours", 1, failed=1, moved=4),
+    ]
     (ours,) = summarise(samples, "yard")
-    assert (ours.failed, ours.moved, ours.busy_rounds, ours.rounds) == (3, 4, 1, 2)
+    assert (ours.failed, ours.moved, ours.disturbed_rounds, ours.rounds) == (3, 4, 1, 2)
 
 
 def test_a_limit_that_is_met_exactly_is_kept():
@@ -368,7 +371,7 @@ def test_a_limit_is_not_kept_by_failing_every_request():
 @pytest.fixture
 def run():
     samples = [
-        sample(0, "homing", 25, failed=3, moved=2, busy=True),
+        sample(0, "homing", 25, failed=3, moved=2, others=0.3, disturbed=True),
         sample(0, "vllm-router", 40),
     ]
     return report.Run(
@@ -392,7 +395,7 @@ def test_the_table_says_what_is_missed_and_what_must_not_be_trusted(run):
     ours, yard = lines[2:]
     assert "| 25.0 (25.0–25.0) | 0.62 (0.62–0.62)" in ours
     assert "processor time 0.62 > 0.5: MISS; p50 1.00 ≤ 1: pass; p99 1.00 ≤ 1: pass" in ours
-    assert "FAILED 3 requests; 2 of 97 sessions moved; machine busy in 1 of 1 rounds" in ours
+    assert "FAILED 3 requests; 2 of 97 sessions moved; machine disturbed in 1 of 1 rounds" in ours
     assert "MISS" not in yard
     assert "pass" not in yard
 
@@ -402,6 +405,7 @@ def test_the_page_names_machine_versions_and_who_was_not_measured(run):
     assert "P, 2 cores, 4 GiB, S, kernel 6. 1 round." in page
     assert "- vllm-router 0.1.17: `consistent_hash`" in page
     assert "- nginx: not measured (apt-get install nginx)" in page
+    assert "took 8.0 to 8.0 ms of processor time, and other work at most 30% of all cores" in page
     assert "- the load: Python 3.11" in page
 
 
@@ -427,6 +431,10 @@ def test_work_that_is_not_ours_counts_with_what_the_host_took():
     assert after.stolen_s == pytest.approx(5 / ticks)
     assert machine.others_share(before, after, 1.0, cores=2) == pytest.approx((200 / ticks - 1.0) / 4.0)
     assert machine.others_share(before, after, 99.0, cores=2) == 0.0
+
+
+def test_the_gauge_takes_processor_time():
+    assert 0 < machine.gauge_ms() < 10_000
 
 
 def test_the_proxy_has_the_first_core_alone_and_needs_a_second_beside():
