@@ -84,6 +84,8 @@ class RawReplica:
 
     answer: Answer
     requests: list[Request] = field(default_factory=list)
+    at_head: bool = False
+    """Answer as soon as the head is there, and read no further."""
     connections: int = 0
     open: int = 0
     port: int = 0
@@ -136,6 +138,9 @@ class RawReplica:
                 for line in head.lower().split(b"\r\n"):
                     if line.startswith(b"content-length:"):
                         length = int(line.split(b":")[1])
+                if self.at_head:
+                    writer.transport.pause_reading()  # type: ignore[attr-defined]
+                    length = 0
                 body = await reader.readexactly(length)
                 request = Request(head, body, number)
                 self.requests.append(request)
