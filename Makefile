@@ -6,10 +6,10 @@ STAMP  := $(VENV)/.installed
 BENCH_VENV := .venv-bench
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types check smoke bench format wheel clean
+.PHONY: help demo test lint types check smoke bench bench-memory format wheel clean
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 $(VENV)/.installed-run: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Homing needs Python 3.11 or newer; this is %s. Try: make PYTHON=python3.12 ..." % sys.version.split()[0])'
@@ -52,6 +52,9 @@ $(BENCH_VENV)/.installed: Makefile
 
 bench: $(VENV)/.installed-run $(BENCH_VENV)/.installed ## processor time and latency beside other proxies (Linux)
 	$(BIN)/python -m loadtest.bench --programs $(BENCH_VENV) --unpack
+
+bench-memory: $(VENV)/.installed-run ## memory with idle clients, open streams, slow readers, waiting bodies (Linux)
+	$(BIN)/python -m loadtest.bench.memory
 
 format: $(STAMP) ## rewrite the sources in the house format
 	$(BIN)/ruff format .

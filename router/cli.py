@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from router import __version__
 from router.base.errors import HomingError, SettingsError
+from router.base.system import allow_open_files
 
 if TYPE_CHECKING:
     from router.settings.config import RouterConfig
@@ -66,6 +67,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     logging.basicConfig(
         level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    allow_open_files()
     return _run(_serve_until_stopped(loaded, secrets))
 
 

@@ -1,7 +1,8 @@
-"""Words for errors: the system's, not the event loop's."""
+"""Words for errors: the system's, not the event loop's; and the limit of open files."""
 
 import asyncio
 import errno
+import resource
 import socket
 import ssl
 import sys
@@ -9,7 +10,7 @@ import sys
 import pytest
 import uvloop
 
-from router.base.system import system_words
+from router.base.system import allow_open_files, system_words
 
 
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
@@ -49,3 +50,32 @@ def test_tls_errors_have_numbers_of_their_own() -> None:
     refused = ssl.SSLCertVerificationError(1, "x")
     refused.verify_message = "self-signed certificate"
     assert system_words(refused) == "its certificate is not accepted: self-signed certificate"
+
+
+@pytest.fixture
+def open_files():
+    """Sets the soft limit, and sets it back."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield lambda soft: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, before[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_the_limit_of_open_files_is_raised_as_far_as_the_system_lets_it(open_files) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    open_files(min(soft, 256))
+    allow_open_files()
+    most = hard if hard != resource.RLIM_INFINITY else 1 << 20
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(most, 1 << 20), hard)
+
+
+def test_a_system_that_allows_less_than_it_says_is_left_as_it_is(open_files, monkeypatch) -> None:
+    open_files(256)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+
+    def refuse(_what: int, _limits: tuple[int, int]) -> None:
+        raise ValueError("current limit exceeds maximum limit")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(resource, "setrlimit", refuse)
+        allow_open_files()
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (256, hard)
