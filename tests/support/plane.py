@@ -32,11 +32,15 @@ async def data_plane(
     tenant_header: str | None = None,
     tls: ssl.SSLContext | None = None,
     replica_tls: ssl.SSLContext | None = None,
+    engine: Engine | None = None,
 ) -> AsyncIterator[DataPlane]:
-    """Replicas r0, r1, … at `urls`, all well. Fails if anything is left over at the end."""
+    """Replicas r0, r1, … at `urls`, all well. Fails if anything is left over at the end.
+
+    `engine`, if given, has no replicas yet, and `plan` is its own.
+    """
     plans = [plan or Plan(name="home", strategy=Priced())]
     clock = SystemClock()
-    engine = Engine(plans, rng=Random(3))
+    engine = engine or Engine(plans, rng=Random(3))
     specs = [ReplicaSpec(ReplicaId(f"r{number}"), url) for number, url in enumerate(urls)]
     engine.set_replicas(specs, clock.now())
     for spec in specs:
