@@ -1,8 +1,14 @@
 """What is learned of one model, whichever replicas serve it."""
 
+from typing import Final
+
 from router.base.ids import SessionKey
 from router.core.hashing import hash64
 from router.core.ratio import TokenRatio
+
+
+_TAG: Final = 16
+"""Digits that tell a session's models apart."""
 
 
 class Model:
@@ -12,7 +18,7 @@ class Model:
 
     def __init__(self, name: str) -> None:
         self.ratio = TokenRatio()
-        self._tag = f"{hash64(name.encode('utf-8', 'surrogatepass')):016x}"
+        self._tag = f"{hash64(name.encode('utf-8', 'surrogatepass')):0{_TAG}x}"
 
     def key(self, session: SessionKey) -> SessionKey:
         """The key in the session table of a session with this model.
@@ -20,3 +26,8 @@ class Model:
         An agent that uses a large and a small model under one id has two prompts, each with its own home.
         """
         return session + self._tag  # type: ignore[return-value] # spares a call; a key and a tag are a key
+
+    @staticmethod
+    def session_of(key: SessionKey) -> SessionKey:
+        """The session that a key in the table is of, whatever the model."""
+        return SessionKey(key[:-_TAG])

@@ -6,6 +6,7 @@ learned elsewhere and handed in.
 
 import hmac
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -186,6 +187,13 @@ class SessionTable:
             return False
         self._drop(key)
         return True
+
+    def forget_all(self, session: SessionKey, of: Callable[[SessionKey], SessionKey]) -> int:
+        """Drop those whose key is `of` this session, and return how many. Looks at every key: for people."""
+        keys = [key for key in self._sessions if of(key) == session]
+        for key in keys:
+            self._drop(key)
+        return len(keys)
 
     def expire(self, now: float, limit: int = 64) -> int:
         """Drop up to `limit` sessions that have been idle for too long, and return how many."""

@@ -541,3 +541,48 @@ def test_an_observer_that_raises_is_detached_and_reported_and_routing_goes_on() 
     tickets: list[Ticket] = [of.admit(turn(), 0.0) for _ in range(3)]
     assert [str(error) for error in reported] == ["full disk"]
     assert of.in_flight() == len(tickets)
+
+
+# --- what is kept of models -------------------------------------------------------------------------
+
+
+def test_a_refused_turn_teaches_nothing_and_wipes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.core.engine._MAX_MODELS", 3)
+    of = engine("a")
+    of.models(A, (ModelCard("m", b"{}"),), 0.0)
+    for number in range(40):
+        play(of, turn("s", 1, model="m"), float(number), prompt=4000)
+    learned = of._model("m").ratio.value
+    assert learned != of._model("other").ratio.value
+    for number in range(10):
+        with pytest.raises(Refused):
+            of.admit(turn("s", 1, model=f"bogus-{number}"), 50.0)
+        with pytest.raises(Refused):
+            of.decide(turn("s", 1, model=f"asked-{number}"), 50.0)
+    assert list(of._models) == ["m"]
+    assert list(of._ready) == ["m"]
+    assert of._model("m").ratio.value == learned
+
+
+def test_asking_for_a_decision_learns_of_no_model() -> None:
+    of = engine("a")
+    of.decide(turn("s", 1, model="m"), 0.0)
+    assert not of._models
+
+
+def test_of_too_many_models_the_one_used_longest_ago_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.core.engine._MAX_MODELS", 3)
+    of = engine("a")
+    for at, model in enumerate(("one", "two", "three", "one", "four", "one", "five")):
+        play(of, turn("s", 1, model=model), float(at))
+    assert list(of._models) == ["four", "one", "five"]
+
+
+def test_ending_a_session_ends_it_with_models_that_are_forgotten_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.core.engine._MAX_MODELS", 1)
+    of = engine("a")
+    for at, model in enumerate(("one", "two")):
+        play(of, turn("s", 1, model=model), float(at))
+    play(of, turn("other", 2, model="two"), 2.0)
+    assert of.end_session(SessionKey("s"))
+    assert [session.key[:-16] for session in of.sessions(10)] == ["other"]

@@ -339,3 +339,14 @@ def test_working_sets_always_equal_a_recount(script: list[tuple[int, tuple[Any, 
     for home in HOMES:
         table.forget_replica(home)
     assert table._working_sets == {}, "nothing may be left of replicas that are gone"
+
+
+def test_sessions_are_forgotten_by_what_their_key_is_of() -> None:
+    table = SessionTable()
+    for name in ("one", "two", "three"):
+        bind(table, name)
+    gone = {key("one"), key("three")}
+    assert table.forget_all(SessionKey("x"), lambda each: SessionKey("x" if each in gone else "y")) == 2
+    assert [session.key for session in table.recent(9)] == [key("two")]
+    assert table.working_set(A, 0).sessions == 1
+    assert table.forget_all(SessionKey("z"), lambda each: each) == 0

@@ -29,3 +29,14 @@ def test_forgetting_takes_it_out_known_or_not() -> None:
     table.forget(OPEN_TENANT, "one")
     table.forget(OPEN_TENANT, "one")
     assert len(table) == 0
+
+
+def test_an_id_that_one_tenant_has_is_not_given_to_another() -> None:
+    table = StoredResponses()
+    acme, beta = TenantId("acme"), TenantId("beta")
+    table.keep(acme, "resp_1", KEPT)
+    table.keep(beta, "resp_1", KEPT._replace(replica=ReplicaId("b")))
+    assert table.find(beta, "resp_1") is None
+    table.forget(beta, "resp_1")
+    assert table.find(acme, "resp_1") == KEPT
+    assert len(table) == 1
