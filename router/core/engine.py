@@ -43,7 +43,7 @@ _UNKNOWN_CAPACITY_TOKENS: Final = 600_000
 # Prefill rate used to guess when a turn that is not streamed has left prefill. A seed, not a promise.
 _PREFILL_TOKENS_PER_S: Final = 8000.0
 
-# Models a fleet serves, adapters included. Beyond it the ratios of the oldest are learned again.
+# Models a fleet serves, adapters included. Beyond it, those used longest ago are learned again.
 _MAX_MODELS: Final = 1024
 
 # Clocks of replica and scrape round differently: a start time that moved by less is the same process.
@@ -112,7 +112,11 @@ class Engine:
         """
         if turn.response_id is not None:
             turn = self._continued(turn)
-        model = self._model(turn.model)
+        # One that is not known is learned of once a replica has a turn for it: not from what is refused.
+        model = self._models.get(turn.model)
+        new = model is None
+        if model is None:
+            model = Model(turn.model)
         try:
             decision, member = self._decide(turn, now, plan, failed, model)
         except Refused as refusal:
@@ -121,6 +125,13 @@ class Engine:
                 kind, message = refusal.kind, refusal.message
                 self._tell(lambda o: o.on_refused(turn, kind, message, now))
             raise
+        if new:
+            self._models[turn.model] = model
+            if len(self._models) > _MAX_MODELS:
+                self._models.popitem(last=False)
+        elif len(self._models) == _MAX_MODELS:
+            # Only then does it matter which was used last.
+            self._models.move_to_end(turn.model)
         self._served[plan] += 1
         ticket = Ticket(self, turn, decision, member, model)
         member.in_flight += 1
@@ -244,8 +255,9 @@ class Engine:
             if (member.well or member.returning(now))
             and (member.models is None or name in member.models or not name)
         ]
-        # A returning replica's share depends on the moment.
-        if not any(member.health.state is State.PROBATION for member in self._ordered):
+        # A returning replica's share depends on the moment. That there is nobody is not worth keeping: there
+        # is no end of names that nobody serves.
+        if members and not any(member.health.state is State.PROBATION for member in self._ordered):
             if len(self._ready) >= _MAX_MODELS:
                 self._ready.clear()
             self._ready[name] = members
@@ -475,12 +487,8 @@ class Engine:
                 self._detach(error)
 
     def _model(self, name: str) -> Model:
-        model = self._models.get(name)
-        if model is None:
-            model = self._models[name] = Model(name)
-            if len(self._models) > _MAX_MODELS:
-                self._models.popitem(last=False)
-        return model
+        """What is known of a model, or one of which nothing is; asking for it is not learning of it."""
+        return self._models.get(name) or Model(name)
 
     # --- facts about replicas -----------------------------------------------------------------------
 
@@ -554,8 +562,7 @@ class Engine:
     def end_session(self, key: SessionKey) -> bool:
         """Forget a session, with every model it used or, by the longer key that `sessions` shows, with one.
         Whether there was one."""
-        keys = [model.key(key) for model in self._models.values()]
-        return sum(self._sessions.forget(each) for each in (key, *keys)) > 0
+        return self._sessions.forget(key) or self._sessions.forget_all(key, Model.session_of) > 0
 
     def _restarted(self, member: Member, now: float) -> None:
         member.epoch = next(self._epochs)
