@@ -1,15 +1,14 @@
-"""Consistent-hash ring: key → ordered replicas, and bounded load as a wrapper around it.
+"""Consistent-hash ring: key → ordered replicas.
 
-Knows nothing of health and measures no load: callers say which replicas are eligible and how loaded they
-are. Every router computes the same ring from the same names, so routers agree without talking.
+Knows nothing of health or load: callers pass over the replicas that they do not want. Every router computes
+the same ring from the same names, so routers agree without talking.
 """
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from hashlib import md5
-from math import fsum, inf
 
 from uhashring import HashRing
 
@@ -60,12 +59,6 @@ class Ring:
     def __len__(self) -> int:
         return len(self.replicas)
 
-    def owner(self, key: str) -> ReplicaId | None:
-        """The replica whose point follows the key's position; `None` on an empty ring."""
-        if not self._owners:
-            return None
-        return self._owners[self._start(key)]
-
     def order(self, key: str) -> Iterator[ReplicaId]:
         """The owner, then each further replica in the order in which the ring reaches it. Lazy."""
         owners = self._owners
@@ -82,40 +75,3 @@ class Ring:
         # uhashring's `hashi`, at a third of its cost: the first four bytes of the digest.
         position = int.from_bytes(md5(key.encode(), usedforsecurity=False).digest()[:4], "little")
         return bisect_right(self._positions, position) % len(self._positions)
-
-
-class BoundedRing:
-    """A ring that passes over replicas whose load is far above the mean."""
-
-    __slots__ = ("_absolute", "_relative", "_ring")
-
-    def __init__(self, ring: Ring, *, relative: float, absolute: float) -> None:
-        """A replica is passed over while its load exceeds both `relative × mean` and `mean + absolute`.
-
-        `relative` is at least 1 and `absolute` at least 0 (in the unit of the loads), else `ValueError`:
-        below that, nobody might be within the bound.
-        """
-        if not relative >= 1.0 or not absolute >= 0.0:
-            raise ValueError(f"bound out of range: relative {relative} (≥ 1), absolute {absolute} (≥ 0)")
-        self._ring = ring
-        self._relative = relative
-        self._absolute = absolute
-
-    def choose(self, key: str, loads: Mapping[ReplicaId, float]) -> tuple[ReplicaId, int] | None:
-        """The first eligible replica within the bound, and how many in the ring's order come before it: 0 for
-        the owner.
-
-        `loads` holds the eligible replicas; those that are not on the ring are ignored. `None` if no
-        eligible replica is on the ring.
-        """
-        eligible = [loads[replica] for replica in self._ring.replicas if replica in loads]
-        if not eligible:
-            return None
-        mean = fsum(eligible) / len(eligible)
-        # The least loaded is at or below the mean but for rounding; naming it leaves no gap.
-        bound = max(self._relative * mean, mean + self._absolute, min(eligible))
-        return next(
-            (replica, before)
-            for before, replica in enumerate(self._ring.order(key))
-            if loads.get(replica, inf) <= bound
-        )

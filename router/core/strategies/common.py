@@ -6,12 +6,11 @@ Functions of candidates only. They know no strategy and keep nothing.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import ClassVar, Final
+from typing import ClassVar, Final, TypeAlias
 
 from router.base.ids import ReplicaId, SessionKey
 from router.core.decide import Candidate, FleetView
 from router.core.request import Turn
-from router.core.ring import BoundedRing
 
 FAILURE_TURNS: Final = 8
 """Turns in flight that one failure of this instant counts for. A replica that refuses every turn at once
@@ -29,6 +28,17 @@ class NoParams:
 
 
 NO_PARAMS: Final = NoParams()
+
+
+class Parameterless:
+    """What a strategy without parameters is built from, like any other."""
+
+    Params: TypeAlias = NoParams
+
+    __slots__ = ()
+
+    def __init__(self, params: NoParams = NO_PARAMS) -> None:
+        pass
 
 
 def check_bound(relative: float, absolute: float) -> None:
@@ -86,16 +96,19 @@ def bounded_owner(
     relative: float,
     absolute: float,
 ) -> tuple[Candidate | None, str]:
-    """The first in the ring's order whose figure is within the bound, and the reason in words.
+    """The first in the ring's order whose figure is within `ceiling`, and the reason in words.
 
-    `None` where no candidate is on the ring.
+    `None` where none of those within it is on the ring.
     """
-    bound = BoundedRing(view.ring, relative=relative, absolute=absolute)
-    found = bound.choose(session, {c.replica: figure for c, figure in zip(candidates, figures, strict=True)})
-    if found is None:
-        return None, ""
-    replica, before = found
-    return find(candidates, replica), "next on the ring" if before else "owner on the ring"
+    bound = ceiling(figures, relative, absolute)
+    within = {c.replica: c for c, figure in zip(candidates, figures, strict=True) if figure <= bound}
+    reason = "owner on the ring"
+    for replica in view.ring.order(session):
+        candidate = within.get(replica)
+        if candidate is not None:
+            return candidate, reason
+        reason = "next on the ring"
+    return None, ""
 
 
 def least_loaded(turn: Turn, view: FleetView, candidates: Sequence[Candidate]) -> Candidate:

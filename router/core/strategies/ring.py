@@ -1,25 +1,19 @@
 """Strategy `ring`: plain consistent hashing by session. Knows nothing of load or of what is cached."""
 
 from random import Random
-from typing import TypeAlias
 
 from router.core.decide import Choice, FleetView
 from router.core.request import Turn
-from router.core.strategies.common import NO_PARAMS, NoParams, find, least_loaded, within_limits
+from router.core.strategies.common import Parameterless, find, least_loaded, within_limits
 
 
-class RingOnly:
+class RingOnly(Parameterless):
     """The session's owner on the ring; where that is no candidate or over a limit, the next on the ring.
 
     Routers that see the same fleet choose alike. A turn without a session goes to the least loaded.
     """
 
-    Params: TypeAlias = NoParams
-
     __slots__ = ()
-
-    def __init__(self, params: NoParams = NO_PARAMS) -> None:
-        pass
 
     def choose(self, turn: Turn, view: FleetView, rng: Random) -> Choice:
         eligible, relaxed = within_limits(view.candidates)

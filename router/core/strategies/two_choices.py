@@ -4,22 +4,16 @@ Several routers with stale figures do not all run to the same replica, as they w
 """
 
 from random import Random
-from typing import TypeAlias
 
 from router.core.decide import Choice, FleetView
 from router.core.request import Turn
-from router.core.strategies.common import NO_PARAMS, NoParams, load, within_limits
+from router.core.strategies.common import Parameterless, load, within_limits
 
 
-class TwoChoices:
+class TwoChoices(Parameterless):
     """The less loaded of two different candidates drawn at random; of equals, either."""
 
-    Params: TypeAlias = NoParams
-
     __slots__ = ()
-
-    def __init__(self, params: NoParams = NO_PARAMS) -> None:
-        pass
 
     def choose(self, turn: Turn, view: FleetView, rng: Random) -> Choice:
         eligible, relaxed = within_limits(view.candidates)

@@ -79,7 +79,7 @@ def owned_by() -> Callable[[Ring, str], str]:
     """A session key that the ring gives to the named replica."""
 
     def key(ring: Ring, name: str) -> str:
-        return next(k for i in range(10_000) if ring.owner(SessionKey(k := f"session-{i}")) == name)
+        return next(k for i in range(10_000) if next(ring.order(SessionKey(k := f"session-{i}"))) == name)
 
     return key
 

@@ -187,6 +187,45 @@ class TestBoundedOwner:
         fleet = view(candidate("a"), ring=Ring([ReplicaId("z")], 16))
         assert bounded_owner(SessionKey("s"), fleet, fleet.candidates, [0], 1.25, 8) == (None, "")
 
+    @given(
+        figures=st.lists(st.floats(0, 1e12), min_size=1, max_size=6),
+        key=st.text(max_size=8),
+        relative=st.floats(1.0, 3.0),
+        absolute=st.floats(0.0, 1e6),
+    )
+    @example(figures=[0.1] * 3, key="k", relative=1.0, absolute=0.0)
+    def test_is_the_first_in_the_order_of_the_ring_within_the_bound(
+        self, candidate, view, figures, key, relative, absolute
+    ):
+        fleet = view(*[candidate(f"r{n}") for n in range(len(figures))])
+        chosen, reason = bounded_owner(SessionKey(key), fleet, fleet.candidates, figures, relative, absolute)
+        mean = sum(figures) / len(figures)
+        bound = max(relative * mean, mean + absolute, min(figures))
+        within = {c.replica for c, figure in zip(fleet.candidates, figures, strict=True) if figure <= bound}
+        order = list(fleet.ring.order(key))
+        assert chosen.replica == next(replica for replica in order if replica in within)
+        assert reason == ("owner on the ring" if chosen.replica == order[0] else "next on the ring")
+
+    @given(st.lists(st.integers(1, 50), max_size=60))
+    def test_leaves_nobody_more_than_one_placement_above_the_bound(self, candidate, view, sizes):
+        fleet = view(*[candidate(f"r{n}") for n in range(5)])
+        held = [0.0] * 5
+        for number, size in enumerate(sizes):
+            mean = sum(held) / 5
+            chosen, _ = bounded_owner(
+                SessionKey(f"session-{number}"), fleet, fleet.candidates, held, 1.25, 20.0
+            )
+            place = fleet.candidates.index(chosen)
+            assert held[place] <= max(1.25 * mean, mean + 20.0) + 1e-9
+            held[place] += size
+
+    def test_leaves_who_is_no_candidate_out_of_the_mean(self, candidate, view, owned_by):
+        ring = Ring([ReplicaId(n) for n in "abcd"], 16)
+        fleet = view(candidate("b"), candidate("c"), candidate("d"), ring=ring)
+        key = SessionKey(owned_by(ring, "b"))
+        # Mean 5: with a fourth at nothing it would be less, and 5 too many.
+        assert bounded_owner(key, fleet, fleet.candidates, [5, 5, 5], 1.0, 0.0)[0].replica == "b"
+
 
 def test_the_opening_is_measured_in_tokens(turn):
     assert opening_tokens(turn(opening_share=0.25), 800) == 200

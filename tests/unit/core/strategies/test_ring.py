@@ -16,7 +16,7 @@ def test_the_sessions_of_an_owner_that_is_no_candidate_go_to_their_next_and_not_
     ring = Ring(names, 160)
     fleet = view(*[candidate(n) for n in "bcd"], ring=ring)
     keys = [SessionKey(f"k{i}") for i in range(400)]
-    orphans = [k for k in keys if ring.owner(k) == "a"]
+    orphans = [k for k in keys if next(ring.order(k)) == "a"]
     choices = {k: RingOnly().choose(turn(k), fleet, rng) for k in orphans}
     assert {c.reason for c in choices.values()} == {"next on the ring"}
     for key, choice in choices.items():
