@@ -29,7 +29,7 @@ class Kind(StrEnum):
     FAILOVER = "failover"
     """Home is gone, down, or failed this very turn."""
     PASS = "pass"
-    """No prompt to route by."""
+    """No session to route by: to where its prompt is cached, or to whoever has the least to do."""
 
 
 class Candidate(NamedTuple):

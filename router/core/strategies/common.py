@@ -88,6 +88,13 @@ def ceiling(figures: Sequence[float], relative: float, absolute: float) -> float
     return max(relative * mean, mean + absolute, min(figures))
 
 
+def not_busy(candidates: Sequence[Candidate], relative: float, absolute: float) -> list[Candidate]:
+    """Those whose `load` is within `ceiling`: one at least."""
+    loads = [load(c) for c in candidates]
+    bound = ceiling(loads, relative, absolute)
+    return [c for c, turns in zip(candidates, loads, strict=True) if turns <= bound]
+
+
 def bounded_owner(
     session: SessionKey,
     view: FleetView,
@@ -114,8 +121,8 @@ def bounded_owner(
 def least_loaded(turn: Turn, view: FleetView, candidates: Sequence[Candidate]) -> Candidate:
     """The least `load`; among equals the smaller working set, then the one longest without a new session.
 
-    What is then still equal takes turns by the view's serial. A turn without a session leaves no KV
-    behind, so its working set and placement say nothing: equals take turns at once.
+    What is then still equal takes turns by the view's serial. A turn without a session joins no working
+    set and counts as no placement, so neither would tell equals apart for long: they take turns at once.
     """
     start = view.serial % len(candidates)
     rotated = [*candidates[start:], *candidates[:start]]

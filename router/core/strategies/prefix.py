@@ -3,7 +3,7 @@
 Knows nothing of the ring. Sessions matter only in telling a session's own KV from what many share.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 from random import Random
@@ -18,7 +18,7 @@ from router.core.strategies.common import (
     footprints,
     is_own,
     least_loaded,
-    load,
+    not_busy,
     opening_tokens,
     within_limits,
 )
@@ -62,7 +62,8 @@ class MostCached:
     A system prompt that many sessions share must not gather them all where it was seen first. So a holder
     of more than its part of the fleet's KV draws only sessions whose own KV it has. As those sessions then
     go elsewhere, the other replicas come to hold the shared part as well, and equal matches are placed
-    like no match: by footprint, then load, then the longest without a new session.
+    like no match: by footprint, then load, then the longest without a new session. A turn without a session
+    follows its match within the bound on load alone, and goes to the least loaded where there is none.
 
     The prices are the prompt tokens missing at each candidate.
     """
@@ -78,22 +79,22 @@ class MostCached:
         prompt = view.prompt_tokens
         prices = tuple([max(prompt - c.cached_tokens, 0) for c in view.candidates])
         eligible, relaxed = within_limits(view.candidates)
-        if turn.session is None:
-            return Choice(least_loaded(turn, view, eligible), "no session, least loaded" + relaxed, prices)
-        free = self._not_busy(eligible)
+        params = self._params
+        free = not_busy(eligible, params.relative, params.absolute)
         holders = self._holders(turn, view, free)
         if not holders:
+            if turn.session is None:
+                return Choice(
+                    least_loaded(turn, view, eligible), "little cached, least loaded" + relaxed, prices
+                )
             return Choice(emptiest(free), "little cached, emptiest" + relaxed, prices)
-        chosen = holders[0] if len(holders) == 1 else emptiest(holders)
+        if len(holders) == 1:
+            chosen = holders[0]
+        else:
+            chosen = emptiest(holders) if turn.session is not None else least_loaded(turn, view, holders)
         most = max([c.cached_tokens for c in eligible])
         reason = "most cached" if chosen.cached_tokens == most else "next best cached"
         return Choice(chosen, reason + relaxed, prices)
-
-    def _not_busy(self, eligible: Sequence[Candidate]) -> list[Candidate]:
-        """Those whose load is within the bound: always one at least."""
-        loads = [load(c) for c in eligible]
-        bound = ceiling(loads, self._params.relative, self._params.absolute)
-        return [c for c, turns in zip(eligible, loads, strict=True) if turns <= bound]
 
     def _holders(self, turn: Turn, view: FleetView, free: list[Candidate]) -> list[Candidate]:
         """Those with the longest match that may be followed; empty where there is none."""
@@ -102,6 +103,10 @@ class MostCached:
         matching = [c for c in free if c.cached_tokens >= least]
         if not matching:
             return []
+        if turn.session is None:
+            # It adds to no working set, so how full a holder is says nothing against it.
+            longest = max([c.cached_tokens for c in matching])
+            return [c for c in matching if c.cached_tokens == longest]
         held = footprints(free)
         full = ceiling(held, params.relative, params.spread_tokens)
         room = {c.replica for c, tokens in zip(free, held, strict=True) if tokens <= full}

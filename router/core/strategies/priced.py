@@ -21,6 +21,7 @@ from router.core.strategies.common import (
     is_own,
     least_loaded,
     load,
+    not_busy,
     opening_tokens,
     within_limits,
 )
@@ -28,6 +29,12 @@ from router.core.strategies.common import (
 _SUBSTANTIAL: Final = 0.5
 """Share of the prompt that a replica must hold for a turn away from home to go there. With less, most of
 the prompt is computed again wherever it goes, and the session may as well go where there is room."""
+
+
+_BUSY_RELATIVE: Final = 1.25
+_BUSY_TURNS: Final = 8.0
+"""A turn without a session does not follow its prefix to a replica whose load is above the mean by both: the
+bounds that `bounded-ring` and `prefix` have by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +60,8 @@ class Priced:
     """Home; away from home, to whoever else holds the session's KV; and where nobody does, by the ring.
 
     Placing takes the first in the ring's order for the session whose footprint (the working set, see
-    `common.footprints`) is within the bound.
+    `common.footprints`) is within the bound. A turn without a session goes to whoever holds more than half of
+    its prompt and is not busy; where nobody does, to the least loaded.
 
     The prices are tokens to prefill before the turn's first: those of its prompt that are missing at the
     candidate, and those already on their way there.
@@ -103,7 +111,7 @@ class Priced:
     def _place(self, turn: Turn, view: FleetView, eligible: Sequence[Candidate]) -> tuple[Candidate, str]:
         """The replica for a session that nobody holds."""
         if turn.session is None:
-            return least_loaded(turn, view, eligible), "no session, least loaded"
+            return self._without_session(turn, view, eligible)
         chosen, reason = bounded_owner(
             turn.session,
             view,
@@ -115,3 +123,17 @@ class Priced:
         if chosen is None:
             return emptiest(eligible), "none on the ring, emptiest"
         return chosen, reason
+
+    def _without_session(
+        self, turn: Turn, view: FleetView, eligible: Sequence[Candidate]
+    ) -> tuple[Candidate, str]:
+        """The replica for a turn of no session: what it shares with others is all that it can reuse."""
+        least = _SUBSTANTIAL * view.prompt_tokens
+        longest = max([c.cached_tokens for c in eligible])
+        if longest > least:
+            free = not_busy(eligible, _BUSY_RELATIVE, _BUSY_TURNS)
+            longest = max([c.cached_tokens for c in free])
+            if longest > least:
+                holders = [c for c in free if c.cached_tokens == longest]
+                return least_loaded(turn, view, holders), "no session, most cached"
+        return least_loaded(turn, view, eligible), "no session, least loaded"

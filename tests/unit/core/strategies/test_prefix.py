@@ -91,9 +91,9 @@ def test_a_holder_over_a_limit_is_passed_over(candidate, view, choose):
     assert choose(fleet) == ("b", "little cached, emptiest")
 
 
-def test_without_a_session_the_least_loaded_is_taken(candidate, view, choose):
-    fleet = view(candidate("a", cached_tokens=900, in_flight=1), candidate("b"))
-    assert choose(fleet, session=None) == ("b", "no session, least loaded")
+def test_without_a_session_or_a_match_the_least_loaded_is_taken(candidate, view, choose):
+    fleet = view(candidate("a", cached_tokens=299, in_flight=1), candidate("b"))
+    assert choose(fleet, session=None) == ("b", "little cached, least loaded")
 
 
 def test_with_a_share_and_length_of_zero_no_match_at_all_is_placed_by_working_set(candidate, view, choose):
@@ -113,3 +113,22 @@ def test_with_a_share_and_length_of_zero_no_match_at_all_is_placed_by_working_se
 def test_parameters_out_of_range_are_refused(wrong, what):
     with pytest.raises(ValueError, match=what):
         Params(**wrong)
+
+
+class TestWithoutASession:
+    def test_a_match_is_followed_though_its_holder_is_the_fuller(self, candidate, view, choose):
+        fleet = view(candidate("a"), candidate("b", cached_tokens=900, working_set_tokens=900_000))
+        assert choose(fleet, session=None) == ("b", "most cached")
+
+    def test_a_busy_holder_yields_to_the_next_best(self, candidate, view, choose):
+        fleet = view(
+            candidate("a", cached_tokens=400), candidate("b", cached_tokens=900, in_flight=20), candidate("c")
+        )
+        assert choose(fleet, session=None) == ("a", "next best cached")
+
+    def test_equal_holders_take_turns(self, candidate, view, turn, rng):
+        fleet = view(candidate("a"), candidate("b", cached_tokens=900), candidate("c", cached_tokens=900))
+        picked = {
+            MostCached().choose(turn(None), fleet._replace(serial=n), rng).candidate.replica for n in range(6)
+        }
+        assert picked == {"b", "c"}

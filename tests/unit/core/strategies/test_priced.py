@@ -137,3 +137,27 @@ def test_the_prices_are_tokens_to_prefill_before_the_first_of_the_answer(candida
         home="a",
     )
     assert Priced().choose(turn(), fleet, rng).prices == (150, 0, 1000)
+
+
+class TestATurnWithoutASession:
+    @pytest.mark.parametrize(
+        ("cached", "expected"),
+        [(500, ("a", "no session, least loaded")), (501, ("b", "no session, most cached"))],
+    )
+    def test_follows_what_is_more_than_half_of_its_prompt(self, candidate, view, choose, cached, expected):
+        fleet = view(candidate("a"), candidate("b", cached_tokens=cached, in_flight=2))
+        assert choose(fleet, session=None) == expected
+
+    def test_does_not_follow_it_to_a_busy_replica(self, candidate, view, choose):
+        fleet = view(candidate("a"), candidate("b", cached_tokens=900, in_flight=16), candidate("c"))
+        assert choose(fleet, session=None) == ("a", "no session, least loaded")
+        # Mean 5: 8 more are allowed.
+        fleet = view(candidate("a"), candidate("b", cached_tokens=900, in_flight=12), candidate("c"))
+        assert choose(fleet, session=None) == ("b", "no session, most cached")
+
+    def test_takes_turns_among_equal_holders(self, candidate, view, turn, rng):
+        fleet = view(candidate("a"), candidate("b", cached_tokens=900), candidate("c", cached_tokens=900))
+        picked = {
+            Priced().choose(turn(None), fleet._replace(serial=n), rng).candidate.replica for n in range(6)
+        }
+        assert picked == {"b", "c"}
