@@ -1,6 +1,7 @@
 """Builds a router from its settings and runs it: the one place that knows every part."""
 
 import logging
+import sys
 from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Final
@@ -10,6 +11,7 @@ import yaml
 from router.base.clock import Clock, SystemClock
 from router.base.errors import ErrorKind, Refused
 from router.base.ids import OPEN_TENANT, ReplicaId, TenantId
+from router.base.system import open_files
 from router.controlplane.admin import AdminServer, AdminSources
 from router.controlplane.certificate import CertificateWatch
 from router.controlplane.probe import Prober, ProbeTiming
@@ -38,6 +40,9 @@ _NO_SECRET: Final = b"homing: no secret is configured"
 # A probe that hangs must not hold up the start: a replica that has not answered by then gets its traffic
 # as soon as it does.
 _FIRST_ROUND_S: Final = 2.5
+
+# Files that are open besides the connections of turns: ports, probes, the loop's own.
+_OWN_FILES: Final = 64
 
 
 class Router:
@@ -77,6 +82,7 @@ class Router:
             clock=self.clock,
             limits=Limits(
                 body=limits.body,
+                clients=_room_for_clients(),
                 held_bytes=limits.held_bytes,
                 head=limits.head,
                 first_byte_s=limits.first_byte,
@@ -160,6 +166,12 @@ class Router:
             "segments": len(turn.chain.hashes),
             **bill(decision),
         }
+
+
+def _room_for_clients() -> int:
+    """As many clients as can each have a connection to a replica as well."""
+    files = open_files()
+    return sys.maxsize if files is None else max(1, (files - min(_OWN_FILES, files // 4)) // 2)
 
 
 def _access_notices(config: RouterConfig, secrets: Secrets) -> tuple[str, ...]:

@@ -28,6 +28,8 @@ class ErrorKind(StrEnum):
     """A replica gave no first byte, or no end, in time."""
     HELD_BYTES_FULL = "held_bytes_full"
     """The router's byte budget for request bodies is used up."""
+    SHORTAGE = "shortage"
+    """The router is short of something of its own: open files, ports, memory, or answers of the resolver."""
     STOPPING = "stopping"
     """The router is going away and cannot wait for the answer."""
     INTERNAL = "internal"

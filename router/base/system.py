@@ -5,6 +5,7 @@ front or in the place of them ("Connect call failed ('10.0.0.1', 8000)"), uvloop
 differently, and none of it tells a person more.
 """
 
+import errno
 import os
 import socket
 import ssl
@@ -14,6 +15,9 @@ from typing import Final
 
 if sys.platform != "win32":
     import resource
+
+# What this process or its system lacks when a connection cannot be made. None says anything of the other end.
+_SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 
 _OPEN_FILES: Final = 1 << 20
 """More than one process can use, for where the system names no bound."""
@@ -34,6 +38,22 @@ def system_words(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return str(error) or "timed out"
     return str(error)
+
+
+def is_own_shortage(error: OSError) -> bool:
+    """Whether a connection failed for want of something on this side: files, memory, ports, a resolver that
+    answers. A name that does not exist is no such want."""
+    if isinstance(error, socket.gaierror):
+        return error.errno not in (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", None))
+    return error.errno in _SHORTAGES and not isinstance(error, ssl.SSLError)
+
+
+def open_files() -> int | None:
+    """How many files this process may have open at once; `None` where there is no limit, or none is known."""
+    if sys.platform == "win32":
+        return None
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return soft if soft != resource.RLIM_INFINITY else None
 
 
 def allow_open_files() -> None:

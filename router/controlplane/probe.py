@@ -16,7 +16,7 @@ import aiohttp
 
 from router.base.clock import Clock
 from router.base.ids import ReplicaId
-from router.base.system import system_words
+from router.base.system import is_own_shortage, system_words
 from router.base.tasks import TaskOwner
 from router.controlplane.metrics_text import parse_report
 from router.controlplane.models_json import parse_models
@@ -84,6 +84,10 @@ class _Watch:
 
 class _ProbeError(Exception):
     """A request that brought nothing usable; the message completes `replica a: …`."""
+
+
+class _ShortageError(_ProbeError):
+    """The router could not even ask, for want of something of its own."""
 
 
 class Prober:
@@ -187,6 +191,11 @@ class Prober:
         replica = watch.spec.id
         try:
             await self._get(session, watch, "/health", _MAX_HEALTH_BYTES)
+        except _ShortageError as error:
+            # It speaks for the replica no more than against it.
+            watch.metrics_fault = str(error)
+            self._complain(watch)
+            return
         except _ProbeError as error:
             watch.well = False
             self._fleet.probe_failed(replica, str(error), self._clock.now())
@@ -247,12 +256,14 @@ class Prober:
                 return await _read(response, path, most_bytes)
         except TimeoutError:
             raise _ProbeError(f"{path} did not answer within {self._timing.timeout_s:g} s") from None
-        except aiohttp.ClientConnectorDNSError:
-            raise _ProbeError("its host name cannot be resolved") from None
+        except aiohttp.ClientConnectorDNSError as error:
+            kind = _ShortageError if is_own_shortage(error.os_error) else _ProbeError
+            raise kind("its host name cannot be resolved") from None
         except aiohttp.ClientConnectorCertificateError as error:
             raise _ProbeError(f"no connection: {system_words(error.certificate_error)}") from None
         except aiohttp.ClientConnectorError as error:
-            raise _ProbeError(f"no connection: {system_words(error.os_error)}") from None
+            kind = _ShortageError if is_own_shortage(error.os_error) else _ProbeError
+            raise kind(f"no connection: {system_words(error.os_error)}") from None
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.ClientPayloadError):
             raise _ProbeError(f"the connection ended before {path} was answered") from None
         except (aiohttp.ClientError, ValueError) as error:

@@ -26,7 +26,7 @@ from router.core.health import (
 )
 from router.core.member import Member
 from router.core.model import Model
-from router.core.observe import FAILURES, Ended, HealthChange, Observer, Outcome, Usage
+from router.core.observe import FAILURES, NEUTRAL, Ended, HealthChange, Observer, Outcome, Usage
 from router.core.plan import Plan
 from router.core.prefix import PrefixIndex
 from router.core.request import Turn
@@ -461,7 +461,7 @@ class Engine:
             member.failing = True
             decisive = outcome is Outcome.CONNECT_FAILED or outcome is Outcome.DIED
             self._health(member, TurnFailed(outcome.value.replace("_", " "), decisive), now)
-        elif outcome is not Outcome.CANCELLED and (member.failing or not member.well):
+        elif (member.failing or not member.well) and outcome not in NEUTRAL:
             # A success changes nothing where there is nothing to recover from: most turns skip the call.
             self._health(member, TurnSucceeded(), now)
         if usage is not None and usage.prompt_tokens is not None:

@@ -31,12 +31,19 @@ class Outcome(StrEnum):
     """No first byte, or no end, in time."""
     CANCELLED = "cancelled"
     """The client left, or the router stopped."""
+    SHORTAGE = "shortage"
+    """The router could not connect for want of something of its own: files, ports, memory, names."""
+    OVER_LIMIT = "over_limit"
+    """The answer took longer, or was larger, than the router allows any answer to be."""
 
 
 FAILURES = frozenset(
     {Outcome.SERVER_ERROR, Outcome.CONNECT_FAILED, Outcome.DIED, Outcome.CUT, Outcome.TIMEOUT}
 )
 """Outcomes that speak against the replica."""
+
+NEUTRAL = frozenset({Outcome.CANCELLED, Outcome.SHORTAGE, Outcome.OVER_LIMIT})
+"""Outcomes that say nothing of the replica."""
 
 
 class Usage(NamedTuple):

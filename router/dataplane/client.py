@@ -13,6 +13,7 @@ import httptools
 
 from router.base.errors import ErrorKind, Refused
 from router.base.ids import TenantId
+from router.core.observe import Outcome
 from router.dataplane.departure import CHECK_AFTER_S, INTERIM, has_left
 from router.dataplane.exchange import Exchange, Phase
 from router.dataplane.head import MAX_TARGET, Head, target_too_long
@@ -142,7 +143,10 @@ class ClientConnection(asyncio.Protocol):
         self._transport = transport  # type: ignore[assignment] # uvloop's own class, same interface
         self._socket = transport.get_extra_info("socket")
         self.deadline = self._plane.now() + self._plane.limits.idle_s
-        self._plane.connections.add(self)
+        connections = self._plane.connections
+        connections.add(self)
+        if len(connections) > self._plane.limits.clients:
+            self._turn_away()
 
     def connection_lost(self, _exc: Exception | None) -> None:
         self._plane.connections.discard(self)
@@ -398,9 +402,27 @@ class ClientConnection(asyncio.Protocol):
             _log.exception("a request failed in the router itself")
             exchange.fault()
 
+    def _turn_away(self) -> None:
+        """One client too many: say so if it can still hear it, and close at once, since every open file is
+        wanted for those who are being served."""
+        self._reading = Reading.NOTHING
+        self._write_refusal(
+            Refused(
+                ErrorKind.SHORTAGE,
+                f"the router has {self._plane.limits.clients} clients, as many as its limit of open files"
+                " lets it serve; try again shortly",
+                retry_after_s=1.0,
+            )
+        )
+        self._close()
+
     def _refuse(self, refusal: Refused) -> None:
         """Answer what could not be read as a request, and close: where it ends is in doubt."""
         self._refusal = None
+        self._write_refusal(refusal)
+        self._linger()
+
+    def _write_refusal(self, refusal: Refused) -> None:
         body = body_of(refusal, anthropic=self._url.startswith(b"/v1/messages"))
         retry = (
             b"retry-after: %d\r\n" % max(1, round(refusal.retry_after_s))
@@ -411,7 +433,6 @@ class ClientConnection(asyncio.Protocol):
             b"%bcontent-type: application/json\r\n%bcontent-length: %d\r\nconnection: close\r\n\r\n%b"
             % (status_line(status_of(refusal)), retry, len(body), body)
         )
-        self._linger()
 
     def _linger(self) -> None:
         """Say that no more will be sent, and read on for a moment so that the answer is not lost."""
@@ -490,7 +511,8 @@ class ClientConnection(asyncio.Protocol):
                 self._check_departure()
             if now >= self._latest:
                 self._exchange.timed_out(
-                    f"the answer was not complete in {self._plane.limits.total_s:g} s (limits.total)"
+                    f"the answer was not complete in {self._plane.limits.total_s:g} s (limits.total)",
+                    Outcome.OVER_LIMIT,
                 )
                 return
         if self.deadline > now or self._transport is None:

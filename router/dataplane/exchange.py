@@ -7,13 +7,14 @@ of the running attempt and ends it exactly once, on every path.
 
 import asyncio
 import logging
+import socket
 from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from router.base.errors import ErrorKind, Refused
 from router.base.ids import ReplicaId, TenantId
-from router.base.system import system_words
+from router.base.system import is_own_shortage, system_words
 from router.core.decide import Kind
 from router.core.observe import Outcome, Usage
 from router.core.ticket import Ticket
@@ -182,7 +183,13 @@ class Exchange:
 
     def _opened(self, made: UpstreamConnection | OSError) -> None:
         """Send, or count the replica as failed."""
-        if isinstance(made, OSError):
+        if isinstance(made, socket.gaierror):
+            # Another replica may have an address that needs no name, or one that is known already.
+            self._attempt_failed(Outcome.SHORTAGE, f"cannot be reached: {system_words(made)}")
+        elif isinstance(made, OSError) and is_own_shortage(made):
+            message = f"the router cannot connect to a replica: {system_words(made)}; try again shortly"
+            self._give_up(Outcome.SHORTAGE, Refused(ErrorKind.SHORTAGE, message, retry_after_s=1.0))
+        elif isinstance(made, OSError):
             outcome = Outcome.DIED if self._resent and self._held_by_replica() else Outcome.CONNECT_FAILED
             self._attempt_failed(outcome, f"cannot be reached: {system_words(made)}")
         else:
@@ -219,7 +226,7 @@ class Exchange:
         has_body = status not in _BODILESS and self._head.method != b"HEAD"
         length = head.length if has_body else None
         framing: bytes | None = None
-        if has_body and status < 300 and routed.dialect is not None and not head.content_encoding:
+        if has_body and status < 300 and not head.content_encoding:
             content_type = head.content_type
             if content_type.startswith(b"text/event-stream"):
                 self._reader = StreamReader(routed.dialect, hide_usage=routed.hide_usage)
@@ -268,7 +275,7 @@ class Exchange:
             self._whole_bytes += len(piece)
             if self._whole_bytes > self._plane.limits.body:
                 self._give_up(
-                    Outcome.CUT,
+                    Outcome.OVER_LIMIT,
                     Refused(
                         ErrorKind.UPSTREAM_FAILED,
                         f"the replica's answer is over {self._plane.limits.body} bytes, the router's limit",
@@ -310,7 +317,6 @@ class Exchange:
                 self._write_rest(rest)
         elif self._whole is not None:
             assert self._routed is not None
-            assert self._routed.dialect is not None
             answer = read_body(self._routed.dialect, b"".join(self._whole))
             usage, response_id = answer.usage, answer.response_id
             assert self._prepared is not None
@@ -347,13 +353,14 @@ class Exchange:
         )
 
     def _looked_after(self, made: UpstreamConnection | OSError, why: str) -> None:
-        """The replica that broke off takes a new connection, or does not."""
-        if isinstance(made, OSError):
-            self._broken(why, Outcome.DIED)
-        else:
+        """The replica that broke off takes a new connection, or does not; or the router cannot tell."""
+        if isinstance(made, UpstreamConnection):
             assert self._pool is not None
             self._pool.put(made)
             self._broken(why, Outcome.CUT)
+        else:
+            unknown = is_own_shortage(made)
+            self._broken(why, Outcome.CUT if unknown else Outcome.DIED)
 
     def _broken(self, why: str, outcome: Outcome) -> None:
         if self.phase is Phase.WAITING:
@@ -404,7 +411,11 @@ class Exchange:
                 " send it again if it is not to blame"
             )
         self._forget_answer()
-        self._refuse(Refused(ErrorKind.UPSTREAM_FAILED, f"replica {replica} {why}{tried}{hint}"))
+        message = f"replica {replica} {why}{tried}{hint}"
+        if outcome is Outcome.SHORTAGE:
+            self._refuse(Refused(ErrorKind.SHORTAGE, message, retry_after_s=1.0))
+        else:
+            self._refuse(Refused(ErrorKind.UPSTREAM_FAILED, message))
 
     def _forget_answer(self) -> None:
         self._response = None
@@ -416,10 +427,10 @@ class Exchange:
         self._accepted = False
         self._keep = True
 
-    def timed_out(self, why: str) -> None:
+    def timed_out(self, why: str, outcome: Outcome = Outcome.TIMEOUT) -> None:
         """The answer took too long; `why` in words."""
         replica = self._ticket.decision.replica if self._ticket is not None else "?"
-        self._give_up(Outcome.TIMEOUT, Refused(ErrorKind.UPSTREAM_TIMEOUT, f"replica {replica}: {why}"))
+        self._give_up(outcome, Refused(ErrorKind.UPSTREAM_TIMEOUT, f"replica {replica}: {why}"))
 
     def _give_up(self, outcome: Outcome, refusal: Refused) -> None:
         """Leave the replica and tell the client: in a response of its own, or in the one that has begun."""
@@ -498,10 +509,12 @@ class Exchange:
             self._ticket.first_byte(self._plane.now())
 
     def _stored(self, response_id: str) -> None:
-        """The replica keeps its answer. The client may refer to it as soon as it has its id, from another
-        connection too."""
+        """The replica keeps its answer, unless it was told not to. The client may refer to it as soon as it
+        has its id, from another connection too."""
         assert self._ticket is not None
-        self._plane.engine.stored(self._ticket.turn.tenant, response_id, self._ticket)
+        assert self._routed is not None
+        if self._routed.stores:
+            self._plane.engine.stored(self._ticket.turn.tenant, response_id, self._ticket)
 
     def _begin(self, body: bytes = b"") -> None:
         """Send the head. From here on the turn cannot move."""

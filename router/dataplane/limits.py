@@ -1,5 +1,6 @@
 """The bounds that the data plane holds every client and replica to."""
 
+import sys
 from dataclasses import dataclass
 
 
@@ -9,6 +10,8 @@ class Limits:
 
     body: int = 64 * 2**20
     """One request body, or one answer that must be held whole."""
+    clients: int = sys.maxsize
+    """Client connections at once. One more is answered 503: each may need a second one, to a replica."""
     held_bytes: int = 2 * 2**30
     """All request bodies held at once, over all clients."""
     head: int = 64 * 2**10

@@ -26,6 +26,7 @@ _SHAPES: Final = {
     ErrorKind.UPSTREAM_FAILED: _Shape(502, "upstream_error", "api_error"),
     ErrorKind.UPSTREAM_TIMEOUT: _Shape(504, "upstream_timeout", "timeout_error"),
     ErrorKind.HELD_BYTES_FULL: _Shape(503, "service_unavailable", "overloaded_error"),
+    ErrorKind.SHORTAGE: _Shape(503, "service_unavailable", "overloaded_error"),
     ErrorKind.STOPPING: _Shape(503, "service_unavailable", "overloaded_error"),
     ErrorKind.INTERNAL: _Shape(500, "internal_error", "api_error"),
 }

@@ -10,7 +10,7 @@ import sys
 import pytest
 import uvloop
 
-from router.base.system import allow_open_files, system_words
+from router.base.system import allow_open_files, is_own_shortage, open_files, system_words
 
 
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
@@ -52,24 +52,44 @@ def test_tls_errors_have_numbers_of_their_own() -> None:
     assert system_words(refused) == "its certificate is not accepted: self-signed certificate"
 
 
+@pytest.mark.parametrize(
+    ("error", "ours"),
+    [
+        (OSError(errno.EMFILE, "x"), True),
+        (OSError(errno.EADDRNOTAVAIL, "x"), True),
+        (socket.gaierror(socket.EAI_AGAIN, "x"), True),
+        (socket.gaierror(socket.EAI_NONAME, "x"), False),
+        (OSError(errno.ECONNREFUSED, "x"), False),
+        (OSError("Multiple exceptions: [Errno 111] x, [Errno 99] x"), False),
+        (TimeoutError(), False),
+        (ssl.SSLError(errno.ENOMEM, "a number of OpenSSL's"), False),
+    ],
+)
+def test_what_a_connection_lacked_on_this_side_is_told_from_what_the_other_did(
+    error: OSError, ours: bool
+) -> None:
+    assert is_own_shortage(error) is ours
+
+
 @pytest.fixture
-def open_files():
+def soft_limit():
     """Sets the soft limit, and sets it back."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     yield lambda soft: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, before[1]))
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_the_limit_of_open_files_is_raised_as_far_as_the_system_lets_it(open_files) -> None:
+def test_the_limit_of_open_files_is_raised_as_far_as_the_system_lets_it(soft_limit) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    open_files(min(soft, 256))
+    soft_limit(min(soft, 256))
+    assert open_files() == min(soft, 256)
     allow_open_files()
     most = hard if hard != resource.RLIM_INFINITY else 1 << 20
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(most, 1 << 20), hard)
 
 
-def test_a_system_that_allows_less_than_it_says_is_left_as_it_is(open_files, monkeypatch) -> None:
-    open_files(256)
+def test_a_system_that_allows_less_than_it_says_is_left_as_it_is(soft_limit, monkeypatch) -> None:
+    soft_limit(256)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
     def refuse(_what: int, _limits: tuple[int, int]) -> None:

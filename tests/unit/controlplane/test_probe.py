@@ -1,4 +1,6 @@
 import asyncio
+import errno
+import os
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -180,6 +182,38 @@ async def test_a_host_name_that_cannot_be_resolved_is_the_reason(monkeypatch: py
     async with probing(fleet) as prober:
         await prober.first_round(5.0)
         assert fleet.failed[0] == (A, "its host name cannot be resolved")
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EADDRNOTAVAIL])
+async def test_a_probe_that_the_router_could_not_even_send_says_nothing_of_the_replica(
+    number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def connect(*_args: object, **_options: object) -> None:
+        raise OSError(number, "x")
+
+    async with serving() as replica:
+        fleet = fleet_of(a=replica.url)
+        async with probing(fleet, ProbeTiming(interval_s=0.01)) as prober:
+            with monkeypatch.context() as short:
+                short.setattr("aiohttp.connector.aiohappyeyeballs.start_connection", connect)
+                await prober.first_round(5.0)
+                assert (fleet.passed, fleet.failed) == ([], [])
+                assert os.strerror(number) in caplog.text
+            await fleet.until(lambda: fleet.passed)
+            assert fleet.failed == []
+
+
+async def test_a_resolver_without_an_answer_says_nothing_of_the_replica(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def getaddrinfo(*_args: object, **_options: object) -> None:
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    fleet = fleet_of(a="http://replica.invalid:8000")
+    async with probing(fleet) as prober:
+        await prober.first_round(5.0)
+        assert (fleet.passed, fleet.failed) == ([], [])
 
 
 async def test_a_health_check_that_answers_an_error_fails_with_the_status() -> None:
