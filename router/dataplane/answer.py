@@ -13,6 +13,7 @@ from router.core.observe import Usage
 from router.dataplane.answer_facts import (
     INTERNAL_BYTES,
     Facts,
+    error_of,
     facts_of,
     is_empty_list,
     is_null,
@@ -34,15 +35,17 @@ _LINE_ENDS: Final = re.compile(rb"[\r\n]*")
 _BOUNDARIES: Final = (b"\n\n", b"\r\n\r\n", b"\r\r")
 
 _ENDS: Final = frozenset(("response.completed", "response.failed", "response.incomplete"))
+_FAILURES: Final = frozenset(("response.failed", "error"))
 _BEFORE_CONTENT: Final = frozenset(("response.created", "response.queued", "response.in_progress", "error"))
 
 # An event without any of these tells nothing and hides nothing. Short lists: every look costs as much as
 # all else that is done with a piece.
 _MARKERS: Final = {
-    Dialect.MESSAGES: (INTERNAL_BYTES, b'"message_'),  # start, delta and stop have all the usage
-    Dialect.RESPONSES: (INTERNAL_BYTES, b'"response":'),  # so have the events that hold the whole response
+    Dialect.MESSAGES: (INTERNAL_BYTES, b'"message_', b'"error"'),  # start, delta and stop have all the usage
+    # So have the events that hold the whole response.
+    Dialect.RESPONSES: (INTERNAL_BYTES, b'"response":', b'"error"'),
 }
-_OPENAI_MARKERS: Final = (INTERNAL_BYTES, b'"usage"', b"[DONE]")
+_OPENAI_MARKERS: Final = (INTERNAL_BYTES, b'"usage"', b"[DONE]", b'"error"')
 
 _SHAPES: Final = 32
 """How often a stream is asked for a shape that its events share."""
@@ -69,22 +72,28 @@ class StreamReader:
         "_open",
         "_shapes",
         "_tail",
+        "_torn",
+        "error",
         "finished",
         "response_id",
         "saw_content",
         "usage",
     )
 
-    def __init__(self, dialect: Dialect, *, hide_usage: bool) -> None:
-        """`hide_usage`: drop the event that carries nothing but the usage of a chat or completions stream."""
+    def __init__(self, dialect: Dialect | None, *, hide_usage: bool) -> None:
+        """`hide_usage`: drop the event that carries nothing but the usage of a chat or completions stream.
+
+        `dialect` is `None` where it is not known how the reply looks and how it ends: every piece counts as
+        some of it, and any end as its end."""
         self._dialect = dialect
         self._hide_usage = hide_usage
-        self._markers = _MARKERS.get(dialect, _OPENAI_MARKERS)
+        self._markers = _OPENAI_MARKERS if dialect is None else _MARKERS.get(dialect, _OPENAI_MARKERS)
         self._buffer = bytearray()
         self._looked = 0
         self._long: LongEvent | None = None
         self._tail = b""
         self._open = False
+        self._torn = False
         # What the events of this stream have before and after the piece of text in each; no piece begins so
         # until it is known.
         self._head = self._foot = b"\0"
@@ -93,11 +102,13 @@ class StreamReader:
         self._shapes = _SHAPES
         self.usage: Usage | None = None
         """As last reported; `None` if never."""
-        self.finished = False
+        self.finished = dialect is None
         """The end that the dialect prescribes was there: without it, the stream was cut."""
+        self.error: int | None = None
+        """The status that an error event stands for; `None` while none has passed."""
         self.response_id: str | None = None
         """Of the stored response (Responses only)."""
-        self.saw_content = False
+        self.saw_content = dialect is None
         """An event with a piece of the reply has passed."""
 
     def feed(self, piece: bytes) -> bytes:
@@ -132,6 +143,15 @@ class StreamReader:
             return self._end_long(self._long, rest)
         return self._event(rest) if rest else b""
 
+    def break_off(self) -> bytes:
+        """What must go out before an event of the router's own: the end of a long event that is on its way.
+        What is still held is dropped."""
+        self._buffer.clear()
+        self._looked = 0
+        self._open = False
+        self._long = None
+        return b"\n\n" if self._torn else b""
+
     def _feed(self, piece: bytes) -> bytes:
         buffer = self._buffer
         buffer += piece
@@ -146,6 +166,7 @@ class StreamReader:
                 return out[0]
             start = looked = end.end() - len(self._tail)
             out.append(self._end_long(self._long, bytes(buffer[:start])))
+            self._torn = False
         while True:
             if looked == start:
                 # Line ends before an event belong to none.
@@ -163,6 +184,7 @@ class StreamReader:
         looked = len(buffer)
         if looked - start > HELD:
             self._long = LongEvent()
+            self._torn = True
             self._tail = bytes(buffer[-2:])
             out.append(self._long.feed(bytes(buffer[start:])))
             start = looked
@@ -203,6 +225,8 @@ class StreamReader:
 
     def _learn(self, facts: Facts) -> bool:
         """Take note of an event. The answer is whether it is to be dropped."""
+        if facts.error is not UNSET:
+            self.error = error_of(facts.error) or self.error
         if self._dialect is Dialect.MESSAGES:
             self._learn_messages(facts)
         elif self._dialect is Dialect.RESPONSES:
@@ -235,6 +259,9 @@ class StreamReader:
         if response is not None:
             self.response_id = self.response_id or text_of(response.id)
             self.usage = usage_of(response.usage, self.usage)
+            self.error = error_of(response.error) or self.error
+        if kind in _FAILURES:
+            self.error = self.error or 500
         if kind in _ENDS:
             self.finished = True
         elif kind and kind not in _BEFORE_CONTENT:
@@ -277,13 +304,15 @@ class Answer(NamedTuple):
     """Of the stored response (Responses only)."""
 
 
-def read_body(dialect: Dialect, body: bytes) -> Answer:
+def read_body(dialect: Dialect | None, body: bytes) -> Answer:
     """Read an answer that is not streamed. What is no JSON object stays as it is and tells nothing."""
     facts = facts_of(body)
     if facts is None:
         return Answer(body, None, None)
-    if INTERNAL_BYTES in body and not (is_null(facts.kv_transfer_params) and body.count(INTERNAL_BYTES) == 1):
-        # vLLM writes the member into every answer, and null means that there is nothing in it to hide.
-        body = without_internal(body)
+    if INTERNAL_BYTES in body:
+        # vLLM writes the members into every answer, and null means that there is nothing in it to hide.
+        harmless = is_null(facts.kv_transfer_params) + is_null(facts.ec_transfer_params)
+        if body.count(INTERNAL_BYTES) != harmless:
+            body = without_internal(body)
     response_id = text_of(facts.id) if dialect is Dialect.RESPONSES else None
     return Answer(body, usage_of(facts.usage), response_id)

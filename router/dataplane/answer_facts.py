@@ -12,9 +12,10 @@ from msgspec import UNSET, Raw, UnsetType
 from router.core.observe import Usage
 from router.dataplane.splice import cuts, edited, members
 
-INTERNAL: Final = "kv_transfer_params"
-"""A member that replicas put into answers for the router. No client may see it."""
-INTERNAL_BYTES: Final = b"kv_transfer_params"
+INTERNAL: Final = frozenset({"kv_transfer_params", "ec_transfer_params"})
+"""Members that replicas put into answers for the router. No client may see them."""
+INTERNAL_BYTES: Final = b"_transfer_params"
+"""What is in all of their names, and hardly ever elsewhere."""
 
 
 class Facts(msgspec.Struct, gc=False):
@@ -23,10 +24,19 @@ class Facts(msgspec.Struct, gc=False):
     id: Raw | UnsetType = UNSET
     type: Raw | UnsetType = UNSET
     choices: Raw | UnsetType = UNSET
+    error: Raw | UnsetType = UNSET
     usage: Raw | UnsetType = UNSET
     message: Raw | UnsetType = UNSET
     response: Raw | UnsetType = UNSET
     kv_transfer_params: Raw | UnsetType = UNSET
+    ec_transfer_params: Raw | UnsetType = UNSET
+
+
+class _Error(msgspec.Struct, gc=False):
+    """What an error says of itself, in any dialect."""
+
+    code: int | str | None = None
+    type: str | None = None
 
 
 class _Details(msgspec.Struct, gc=False):
@@ -47,6 +57,7 @@ class _Counts(msgspec.Struct, gc=False):
 
 
 _FACTS: Final = msgspec.json.Decoder(Facts)
+_ERROR: Final = msgspec.json.Decoder(_Error)
 _COUNTS: Final = msgspec.json.Decoder(_Counts)
 _TEXT: Final = msgspec.json.Decoder(str)
 
@@ -77,6 +88,20 @@ def is_empty_list(value: Raw | UnsetType) -> bool:
 
 def is_null(value: Raw | UnsetType) -> bool:
     return not isinstance(value, UnsetType) and bytes(value) == b"null"
+
+
+def error_of(error: Raw | UnsetType) -> int | None:
+    """The status that an error member stands for; `None` where there is no error. Unless it says that the
+    client is to blame, the replica is."""
+    if isinstance(error, UnsetType) or is_null(error):
+        return None
+    try:
+        said = _ERROR.decode(error)
+    except (msgspec.DecodeError, RecursionError):
+        return 500
+    if isinstance(said.code, int):
+        return said.code if 400 <= said.code < 500 else 500
+    return 400 if said.type == "invalid_request_error" else 500
 
 
 def usage_of(usage: bytes | Raw | UnsetType, before: Usage | None = None) -> Usage | None:
@@ -116,7 +141,7 @@ def without_internal(text: bytes, *, inside: Collection[str] = ("response", "mes
     Those that are null may stay. Raises as `splice.members` does for what is no object.
     """
     found = members(text)
-    gone = [one.key == INTERNAL and text[one.value : one.end] != b"null" for one in found]
+    gone = [one.key in INTERNAL and text[one.value : one.end] != b"null" for one in found]
     edits = cuts(found, gone)
     for one in found:
         inner = text[one.value : one.end] if one.key in inside else b""

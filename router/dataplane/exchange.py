@@ -270,6 +270,11 @@ class Exchange:
                     self._stored(reader.response_id)
                 if reader.saw_content:
                     self._accept()
+                elif reader.error is not None and self._prepared is not None:
+                    # The status said yes, the stream says no, and nothing has gone out: as with a 5xx.
+                    outcome = _outcome_of(reader.error)
+                    if outcome is Outcome.SERVER_ERROR and self._move_on(outcome):
+                        return
         elif self._whole is not None:
             self._whole.append(piece)
             self._whole_bytes += len(piece)
@@ -308,9 +313,7 @@ class Exchange:
             reader = self._reader
             rest = reader.end()
             usage, response_id = reader.usage, reader.response_id
-            if not reader.finished:
-                if rest:
-                    self._write_rest(rest)
+            if not reader.finished and reader.error is None:
                 self._broken("ended its stream before the end of the answer", Outcome.CUT)
                 return
             if rest:
@@ -326,12 +329,15 @@ class Exchange:
             self._begin()
         if self._chunked:
             client.write(b"0\r\n\r\n")
-        if response.status < 300:
+        status = response.status
+        if self._reader is not None and self._reader.error is not None:
+            status = self._reader.error
+        if status < 300:
             if not self._accepted:
                 self._accept()
             if response_id is not None:
                 self._stored(response_id)
-        self._over(_outcome_of(response.status), usage)
+        self._over(_outcome_of(status), usage)
 
     def _write_rest(self, rest: bytes) -> None:
         """What the reader still held, at the end of the stream."""
@@ -447,7 +453,7 @@ class Exchange:
             self._keep = False
             self._over(outcome, None)
             return
-        event = event_of(refusal, anthropic=self._anthropic())
+        event = reader.break_off() + event_of(refusal, anthropic=self._anthropic())
         if self._chunked:
             client.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event))
         else:

@@ -369,3 +369,74 @@ def test_no_body_and_no_stream_makes_it_raise(data: bytes) -> None:
     for dialect in Dialect:
         read_body(dialect, data)
         assert through(dialect, [b'data: {"usage":' + data, b"\n\n" + data])[0]
+
+
+def test_both_internal_members_are_cut_and_where_both_are_null_nothing_is_touched() -> None:
+    nulls = b'{"id":"x","kv_transfer_params":null, "ec_transfer_params": null}'
+    assert read_body(CHAT, nulls).body is nulls
+    told = b'{"id":"x","kv_transfer_params":null,"ec_transfer_params":{"a":1}}'
+    assert json.loads(read_body(None, told).body) == {"id": "x", "kv_transfer_params": None}
+    inside = b'{"id":"x","kv_transfer_params":null,"response":{"ec_transfer_params":1}}'
+    assert json.loads(read_body(None, inside).body)["response"] == {}
+
+
+def test_a_stream_of_an_unknown_dialect_may_end_anywhere_and_hides_what_is_internal() -> None:
+    reader = StreamReader(None, hide_usage=False)
+    assert (reader.finished, reader.saw_content) == (True, True)
+    plain = b'data: {"a":1}\n\n'
+    assert reader.feed(plain) == plain
+    assert reader.feed(b'data: {"a":1,"ec_transf') == b""
+    assert reader.feed(b'er_params":{"b":2}}\n\n') == b'data: {"a":1}\n\n'
+    assert reader.feed(b"data: {") + reader.end() == b"data: {"
+
+
+def test_a_long_event_has_every_internal_member_blanked() -> None:
+    reader = StreamReader(None, hide_usage=False)
+    text = b'data: {"a":"%b","ec_transfer_params":{"x":[1]},"kv_transfer_params":"y"}\n\n' % (b"a" * HELD)
+    out = reader.feed(text[:HELD]) + reader.feed(text[HELD:])
+    assert json.loads(out[6:]) == {"a": "a" * HELD, "ec_transfer_params": None, "kv_transfer_params": None}
+
+
+@pytest.mark.parametrize("cut", range(1, len(event(delta("a"))) + 1))
+def test_what_is_held_of_an_event_is_dropped_when_the_stream_breaks_off(cut: int) -> None:
+    first, second = event(delta("b")), event(delta("a"))
+    reader = StreamReader(CHAT, hide_usage=False)
+    out = reader.feed(first + second[:cut])
+    assert out == (first + second if cut == len(second) else first)
+    assert reader.break_off() == b""
+    assert reader.end() == b""
+
+
+def test_a_long_event_that_breaks_off_is_ended_so_that_the_next_stands_alone() -> None:
+    reader = StreamReader(CHAT, hide_usage=False)
+    long = event(delta("x" * 2 * HELD))
+    assert reader.feed(long[:-100]) in long
+    assert reader.break_off() == b"\n\n"
+    whole = StreamReader(CHAT, hide_usage=False)
+    assert whole.feed(long[:-100]) + whole.feed(long[-100:]) == long
+    assert whole.break_off() == b""
+
+
+@pytest.mark.parametrize(
+    ("dialect", "events", "error"),
+    [
+        (CHAT, [{"error": {"message": "x", "type": "InternalServerError", "code": 500}}], 500),
+        (CHAT, [delta("a"), delta("b"), {"error": {"message": "x", "code": 503}}], 500),
+        (CHAT, [{"error": {"message": "x", "type": "BadRequestError", "code": 400}}], 400),
+        (CHAT, [{"error": "x"}], 500),
+        (CHAT, [{"choices": [], "error": None}], None),
+        (CHAT, [delta('"error": {'), delta("error")], None),
+        (MESSAGES, [{"type": "error", "error": {"type": "api_error", "message": "x"}}], 500),
+        (MESSAGES, [{"type": "error", "error": {"type": "invalid_request_error", "message": "x"}}], 400),
+        (RESPONSES, [{"type": "error", "code": "x", "message": "x"}], 500),
+        (RESPONSES, [{"type": "response.failed", "response": {"error": {"code": "server_error"}}}], 500),
+        (RESPONSES, [{"type": "response.completed", "response": {"error": None}}], None),
+        (RESPONSES, [{"type": "response.incomplete", "response": {"error": None}}], None),
+    ],
+)
+def test_an_error_event_is_noted_with_whom_it_blames(
+    dialect: Dialect, events: list[dict[str, object]], error: int | None
+) -> None:
+    out, reader = through(dialect, [event(each) for each in events])
+    assert reader.error == error
+    assert out == b"".join(event(each) for each in events)
