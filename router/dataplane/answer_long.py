@@ -15,7 +15,7 @@ from router.dataplane.answer_facts import INTERNAL_BYTES, usage_of
 # What is looked for. An id counts where it opens the stored response, as replicas write it.
 _LOOK: Final = re.compile(
     rb"""
-    "(?: (?P<internal>%b)"\s?:
+    "(?: (?P<internal>(?:kv|ec)%b)"\s?:
       |  (?P<usage>usage)"\s?:
       |  (?P<end>type)"\s?:\s?"response\.(?:completed|failed|incomplete)"
       |  response"\s?:\s?\{\s?"id"\s?:\s?"(?P<id>[^"\\]{1,128})"

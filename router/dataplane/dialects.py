@@ -18,7 +18,7 @@ from router.base.ids import TenantId
 from router.core.hashing import hash64
 from router.core.request import EMPTY_CHAIN, Chain
 from router.dataplane.fingerprint import Message, Segments
-from router.dataplane.splice import RESERVED
+from router.dataplane.splice import EXTRA, RESERVED
 
 
 class Dialect(StrEnum):
@@ -68,8 +68,11 @@ class Read(msgspec.Struct, frozen=True, gc=False):
     opening: int
     """Hash of the conversation's opening, to derive a session from; 0 where there is none, or where the
     rules say not to. Only chats and completions have one."""
+    stores: bool
+    """The replica may keep its answer, for later requests to go on from (Responses only)."""
     reserved: bool
-    """Some field of `splice.RESERVED` is there, whatever its value and however it is spelled."""
+    """Some field of `splice.RESERVED` is there or among the extra ones, whatever its value and however it is
+    spelled."""
     has_stream_options: bool
     asks_usage: bool
     """The client asked for the usage of a stream, or gave options that are for the replica to refuse."""
@@ -146,8 +149,8 @@ class RequestReader:
         self._derive = derive
 
     def read(self, path: str, body: bytes, tenant: TenantId) -> Read:
-        """What `body` says. Raises `Refused` for what is not a JSON object in UTF-8, is nested too deep, or
-        has a `model`, `stream` or `messages` of the wrong type.
+        """What `body` says. Raises `Refused` for what is not a JSON object in UTF-8, is nested too deep,
+        has a `model`, `stream` or `messages` of the wrong type, or a name that is too long.
 
         Of a path without a dialect, only the members that all bodies have in common are read.
         """
@@ -175,8 +178,9 @@ class RequestReader:
             bool(head.stream),
             chain,
             None if plain else reading.session_value(head),
-            _text(head.previous_response_id) if dialect is Dialect.RESPONSES else None,
+            _response_id(head.previous_response_id) if dialect is Dialect.RESPONSES else None,
             chain.hashes[chain.opening - 1] if chain.opening and self._derive else 0,
+            dialect is Dialect.RESPONSES and (head.store is UNSET or bytes(head.store) not in _NOT_STORED),
             False if plain else reading.is_reserved(head),
             has_options,
             asks_usage,
@@ -190,6 +194,7 @@ class _Head(Protocol):
     stream: bool | None
     stream_options: Raw | UnsetType
     previous_response_id: Raw | UnsetType
+    store: Raw | UnsetType
 
 
 class _Reading:
@@ -197,6 +202,7 @@ class _Reading:
 
     __slots__ = (
         "_add_prompt",
+        "_extra",
         "_optional",
         "_optional_values",
         "_rendering",
@@ -216,7 +222,7 @@ class _Reading:
         for field in (
             *_PROMPT[dialect],
             *RESERVED,
-            *("stream_options", "previous_response_id"),
+            *(EXTRA, "stream_options", "previous_response_id", "store"),
             *self._rendering,
             *(top for top, _, _ in names.values()),
         ):
@@ -236,11 +242,12 @@ class _Reading:
         # One look tells most bodies apart from those with anything that is seldom sent.
         seldom = {
             name: fields[name]
-            for name in (*RESERVED, *self._rendering, *(top for top, _, _ in names.values()))
+            for name in (*RESERVED, EXTRA, *self._rendering, *(top for top, _, _ in names.values()))
         }
         self._optional = attrgetter(*(attribute for attribute, _, _ in seldom.values()))
         self._optional_values = tuple(default for _, _, default in seldom.values())
         self._reserved = attrgetter(*RESERVED)
+        self._extra = attrgetter(fields[EXTRA][0])
         self._session = [(path, attrgetter(fields[top][0]), inner) for path, (top, _, inner) in names.items()]
         self._add_prompt = _ADD_PROMPT[dialect]
         self._roots: dict[tuple[TenantId, str], int] = {}
@@ -250,8 +257,11 @@ class _Reading:
         return bool(self._optional(head) == self._optional_values)
 
     def is_reserved(self, head: _Head) -> bool:
-        """Whether the body has a member that is the router's to set."""
-        return bool(self._reserved(head) != _NOTHING_RESERVED)
+        """Whether the body has a member that is the router's to set, or its extra parameters have one."""
+        if self._reserved(head) != _NOTHING_RESERVED:
+            return True
+        extra = _raw(self._extra(head))
+        return extra.startswith(b"{") and not _OBJECT.decode(extra).keys().isdisjoint(RESERVED)
 
     def session_value(self, head: _Head) -> tuple[str, str] | None:
         """The first configured member that names a session, and the name."""
@@ -271,9 +281,14 @@ class _Reading:
         """The fingerprint of the body's prompt; empty where there is none."""
         root = self._roots.get((tenant, model))
         if root is None:
+            name = model.encode()
+            if len(name) > MAX_MODEL:
+                # Names are kept, by everything that learns of models. Longer ones never get into `_roots`, so
+                # only a name that is new here has to be measured.
+                raise _refused(f"names a model in {len(name)} bytes; {MAX_MODEL} is the limit")
             if len(self._roots) >= _ROOTS:
                 self._roots.clear()
-            root = self._roots[tenant, model] = hash64(_sized(tenant.encode(), model.encode()))
+            root = self._roots[tenant, model] = hash64(_sized(tenant.encode(), name))
         size = 0
         if not plain:
             for member in self._rendering:
@@ -288,6 +303,11 @@ class _Reading:
         return Chain(tuple(segments.hashes), tuple(segments.ends), opening)
 
 
+MAX_MODEL: Final = 512
+"""Bytes of a model's name."""
+MAX_RESPONSE_ID: Final = 256
+"""Bytes of a stored response's id. Replicas make theirs in some 40."""
+_NOT_STORED: Final = (b"false", b"null", b"0")
 _ROOTS: Final = 1024
 """Pairs of tenant and model whose root hash is remembered."""
 _NOTHING_RESERVED: Final = (UNSET,) * len(RESERVED)
@@ -413,6 +433,14 @@ def _text(value: Raw | UnsetType) -> str | None:
     """A member that is a text with something in it."""
     raw = _raw(value)
     return _TEXT.decode(raw) or None if raw.startswith(b'"') else None
+
+
+def _response_id(value: Raw | UnsetType) -> str | None:
+    """The id of a stored response. Raises `Refused` for one that no replica can have made."""
+    text = _text(value)
+    if text is not None and len(text) > MAX_RESPONSE_ID:
+        raise _refused(f"has a previous_response_id of more than {MAX_RESPONSE_ID} bytes")
+    return text
 
 
 def _text_or_number(value: Raw) -> str | None:

@@ -29,6 +29,9 @@ _METHODS: Final = frozenset({b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELET
 MAX_TARGET: Final = 8192
 """Bytes of a request target: what RFC 9110 asks everybody to support at least, and most servers allow."""
 
+MAX_TENANT: Final = 256
+"""Bytes of a tenant's name in a header."""
+
 _MAX_HEADERS: Final = 256
 # A length of more digits has leading zeros, or is no length that could ever be served.
 MAX_DIGITS: Final = 20
@@ -156,6 +159,9 @@ class HeadReader:
             if kind is None:
                 forward.append(name.lower() + b": " + value + b"\r\n")
             elif kind is _TYPE:
+                if content_type:
+                    # Servers take the first or the last, and whether a body is read as JSON hangs on it.
+                    raise Refused(ErrorKind.BAD_REQUEST, "the request has more than one Content-Type")
                 content_type = value
                 forward.append(b"content-type: " + value + b"\r\n")
             elif kind is _HOST:
@@ -179,7 +185,11 @@ class HeadReader:
             elif kind is _Kind.REQUEST_ID:
                 request_id = value.strip()
             elif kind is _Kind.TENANT:
+                if tenant is not None:
+                    raise Refused(ErrorKind.BAD_REQUEST, "the header that names the tenant is repeated")
                 tenant = value.strip()
+                if len(tenant) > MAX_TENANT:
+                    raise Refused(ErrorKind.BAD_REQUEST, f"the tenant's name is over {MAX_TENANT} bytes")
             elif kind is _Kind.ENCODING:
                 if version != "1.1":
                     raise Refused(ErrorKind.BAD_REQUEST, f"HTTP/{version} knows no Transfer-Encoding")

@@ -1,12 +1,17 @@
 """The endpoints that the router answers itself: its own health, and the models of the whole fleet."""
 
+from typing import Final
+
 from router.base.errors import ErrorKind, Refused
 from router.core.engine import Engine
 from router.dataplane.head import Head
 from router.dataplane.problems import HttpRefused
 
-_MODELS = "/v1/models"
-_RELAYED = ("/v1/", "/tokenize", "/detokenize")
+_MODELS: Final = "/v1/models"
+_RELAYED: Final = frozenset({"/tokenize", "/detokenize"})
+
+# They change the one replica that they happen to reach, and are for whoever runs it.
+_ADMINISTRATIVE: Final = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 
 
 class LocalEndpoints:
@@ -24,11 +29,19 @@ class LocalEndpoints:
         if path.startswith(_MODELS) and (len(path) == len(_MODELS) or path[len(_MODELS)] == "/"):
             self._reading(head)
             return self._models(path[len(_MODELS) + 1 :])
-        if not path.startswith(_RELAYED):
+        if not path.startswith("/v1/") and path not in _RELAYED:
             raise Refused(
                 ErrorKind.NOT_FOUND,
                 f"no endpoint {path}: this router serves /v1/…, /tokenize, /detokenize and /health",
             )
+        if path in _ADMINISTRATIVE:
+            raise Refused(
+                ErrorKind.NOT_FOUND,
+                f"{path} is not relayed: it changes a single replica; call each replica itself",
+            )
+        if path.endswith("/"):
+            # A replica would answer with a redirect to itself.
+            raise Refused(ErrorKind.NOT_FOUND, f"no endpoint {path}: leave out the slash at the end")
         return None
 
     def _models(self, model: str) -> tuple[int, bytes]:

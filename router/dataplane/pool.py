@@ -16,6 +16,7 @@ class Pool:
     """Idle connections of one replica, last in first out, so that the spare ones age out."""
 
     __slots__ = (
+        "_authority",
         "_closed",
         "_host",
         "_idle",
@@ -45,6 +46,7 @@ class Pool:
         assert (parts.scheme == "https") == (tls is not None)
         self.replica = replica
         self.now = now
+        self._authority = parts.netloc.lower().encode("latin-1")
         self._host = parts.hostname or ""
         self._port = parts.port or (80 if tls is None else 443)
         self._tls = tls
@@ -60,6 +62,14 @@ class Pool:
 
     def __len__(self) -> int:
         return len(self._open)
+
+    def local_location(self, location: bytes) -> bytes:
+        """A `Location` for the client: one that names this replica is cut to its path, which leads here."""
+        scheme, _, rest = location.partition(b"//")
+        authority, slash, path = rest.partition(b"/")
+        if scheme.lower() in (b"http:", b"https:", b"") and authority.lower() == self._authority:
+            return slash + path or b"/"
+        return location
 
     def take(self) -> UpstreamConnection | None:
         """An idle connection that the replica has not had time to close, or `None`."""

@@ -14,9 +14,9 @@ from router.base.ids import OPEN_TENANT, SessionKey, TenantId
 from router.core.plan import Plan
 from router.core.request import EMPTY_CHAIN, Turn
 from router.core.session import session_key
-from router.dataplane.dialects import Dialect, RequestReader, dialect_of
+from router.dataplane.dialects import MAX_RESPONSE_ID, Dialect, RequestReader, dialect_of
 from router.dataplane.head import Head
-from router.dataplane.splice import rewrite
+from router.dataplane.splice import EXTRA, RESERVED, rewrite
 from router.settings.routes import RouteTable
 
 _RESPONSES: Final = "/v1/responses/"
@@ -24,12 +24,15 @@ _COUNT_TOKENS: Final = "/v1/messages/count_tokens"
 
 # Keys are remembered, not secret: an id is hashed once a session rather than once a turn.
 _REMEMBERED_KEYS: Final = 65_536
+_REMEMBERED_ID: Final = 256
+"""A session id of more bytes is hashed at every turn, so that what is remembered stays small."""
+_REMEMBERED_SALTS: Final = 4096
 
 
 class Routed:
     """A request, ready for any replica: between `head_start` and `head_end` goes what names the replica."""
 
-    __slots__ = ("body", "dialect", "head_end", "head_start", "hide_usage", "plan", "turn")
+    __slots__ = ("body", "dialect", "head_end", "head_start", "hide_usage", "plan", "stores", "turn")
 
     def __init__(
         self,
@@ -38,6 +41,7 @@ class Routed:
         dialect: Dialect | None,
         *,
         hide_usage: bool,
+        stores: bool,
         head_start: bytes,
         head_end: bytes,
         body: tuple[bytes | memoryview, ...],
@@ -47,6 +51,8 @@ class Routed:
         self.dialect = dialect
         self.hide_usage = hide_usage
         """The router asked for the usage of this stream, and the client did not."""
+        self.stores = stores
+        """The replica may keep its answer under the id in it."""
         self.head_start = head_start
         self.head_end = head_end
         self.body = body
@@ -71,7 +77,7 @@ class Routing:
         self._readers = tuple(
             RequestReader(body_fields=plan.session.body, derive=plan.session.derive) for plan in plans
         )
-        self._salts: dict[TenantId, str] = {}
+        self._salt = lru_cache(maxsize=_REMEMBERED_SALTS)(lambda tenant: cache_salt(secret, tenant))
         self._key = lru_cache(maxsize=_REMEMBERED_KEYS)(
             lambda tenant, text: session_key(secret, tenant, text)
         )
@@ -83,7 +89,7 @@ class Routing:
         dialect = dialect_of(path) if method == b"POST" else None
         index = 0
         read = None
-        if dialect is not None or (content and head.content_type.startswith(b"application/json")):
+        if dialect is not None or (content and _is_json(head)):
             read = self._readers[0].read(path, content, tenant)
             if self._routed:
                 index = self._routes.match(path, read.model, tenant)
@@ -98,19 +104,21 @@ class Routing:
             for name, shown in self._headers[index]:
                 for sent, value in head.sessions:
                     if sent == name:
-                        session, source = self._key(tenant, value), shown
+                        key = self._key if len(value) <= _REMEMBERED_ID else self.key_of
+                        session, source = key(tenant, value), shown
                         break
                 if session is not None:
                     break
         body: tuple[bytes | memoryview, ...] = (content,) if content else ()
-        hide_usage = False
+        hide_usage = stores = False
         if read is None:
             turn = Turn(path, "", tenant, session, source, EMPTY_CHAIN, _response_in(path))
         else:
             if session is None:
                 if read.session_value is not None:
                     source, text = read.session_value
-                    session = self._key(tenant, text.encode())
+                    value = text.encode()
+                    session = (self._key if len(value) <= _REMEMBERED_ID else self.key_of)(tenant, value)
                 elif read.opening:
                     # Not an id that a client could send: ids are hashed as they are, and this has a prefix
                     # of bytes that no header or JSON string can carry.
@@ -118,11 +126,12 @@ class Routing:
             if read.reserved and plan.refuse_reserved:
                 raise Refused(
                     ErrorKind.BAD_REQUEST,
-                    "kv_transfer_params, cache_salt, priority and session_id are set by the router;"
-                    " leave them out of the body",
+                    f"{', '.join(RESERVED)} are set by the router; leave them out of the body, and of its"
+                    f" {EXTRA}",
                 )
             streams = read.stream and dialect in (Dialect.CHAT, Dialect.COMPLETIONS)
             hide_usage = streams and not read.asks_usage
+            stores = read.stores
             turn = Turn(
                 path,
                 read.model,
@@ -130,14 +139,15 @@ class Routing:
                 session,
                 source,
                 read.chain,
-                read.previous_response_id,
+                # What a path names is what the replica acts on, whatever the body says.
+                read.previous_response_id if dialect is not None else _response_in(path),
                 read.stream,
                 dialect is not Dialect.TOKENIZE and path != _COUNT_TOKENS,
             )
             body = rewrite(
                 content,
                 read,
-                salt=self._salt(tenant) if tenant != OPEN_TENANT and dialect is not None else None,
+                salt=self._salt(tenant) if tenant != OPEN_TENANT else None,
                 include_usage=hide_usage,
             )
         lines = head.forward
@@ -153,26 +163,36 @@ class Routing:
             index,
             dialect,
             hide_usage=hide_usage,
+            stores=stores,
             head_start=method + b" " + head.target,
             head_end=b"".join(lines),
             body=body,
         )
 
-    def key_of(self, tenant: TenantId, session_id: str) -> SessionKey:
+    def key_of(self, tenant: TenantId, session_id: str | bytes) -> SessionKey:
         """The key under which a client's session id is known here and upstream."""
         return session_key(self._secret, tenant, session_id)
 
-    def _salt(self, tenant: TenantId) -> str:
-        """The tenant's `cache_salt`, so that the engine's own prefix cache keeps tenants apart too."""
-        salt = self._salts.get(tenant)
-        if salt is None:
-            digest = hmac.new(self._secret, b"cache_salt\0" + tenant.encode(), hashlib.sha256)
-            salt = self._salts[tenant] = digest.hexdigest()[:32]
-        return salt
+
+def cache_salt(secret: bytes, tenant: TenantId) -> str:
+    """The tenant's `cache_salt`, so that the engine's own prefix cache keeps tenants apart too."""
+    return hmac.new(secret, b"cache_salt\0" + tenant.encode(), hashlib.sha256).hexdigest()[:32]
+
+
+def _is_json(head: Head) -> bool:
+    """Whether a server may take a body for JSON: the case of the type does not count, `+json` does, and so
+    does none at all, where a body has a meaning."""
+    kind = head.content_type.partition(b";")[0].strip().lower()
+    if not kind:
+        return head.method not in (b"GET", b"HEAD")
+    return kind == b"application/json" or (kind.startswith(b"application/") and kind.endswith(b"+json"))
 
 
 def _response_in(path: str) -> str | None:
     """The stored response that a path names, `/v1/responses/{id}` and what lies below it."""
     if not path.startswith(_RESPONSES):
         return None
-    return path[len(_RESPONSES) :].partition("/")[0] or None
+    response_id = path[len(_RESPONSES) :].partition("/")[0]
+    if len(response_id) > MAX_RESPONSE_ID:
+        raise Refused(ErrorKind.NOT_FOUND, f"no response has an id of more than {MAX_RESPONSE_ID} bytes")
+    return response_id or None

@@ -44,7 +44,7 @@ class DataPlane:
     """Relays what clients send to the replicas that the engine chooses.
 
     `access` is `None` where no API keys are configured: then every request belongs to the open tenant, or
-    to the one that `tenant_header` names, which only a trusted gateway in front may set.
+    to the one that `tenant_header` must name, which only a trusted gateway in front may set.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class DataPlane:
         self.connections: set[ClientConnection] = set()
         self.held_bytes = 0
         self._access = access
+        self._tenant_header = tenant_header
         self._tls = tls
         self._urls: dict[ReplicaId, tuple[str, str | None, ssl.SSLContext | None]] = {}
         self._retired: list[Pool] = []
@@ -164,10 +165,17 @@ class DataPlane:
 
     def tenant_of(self, head: Head) -> TenantId:
         """Whose request this is. Raises `Refused` if the keys do not say."""
-        if self._access is None:
-            return TenantId(head.tenant.decode("latin-1")) if head.tenant else OPEN_TENANT
-        if head.path == "/health":
+        if self._access is None and self._tenant_header is None:
             return OPEN_TENANT
+        if head.path == "/health" and not head.has_body and head.method in (b"GET", b"HEAD"):
+            return OPEN_TENANT
+        if self._access is None:
+            if not head.tenant:
+                raise Refused(
+                    ErrorKind.UNAUTHORIZED,
+                    f"the header {self._tenant_header} must name the tenant; the gateway in front sets it",
+                )
+            return TenantId(head.tenant.decode("latin-1"))
         if head.key is None:
             raise Refused(
                 ErrorKind.UNAUTHORIZED,
@@ -201,12 +209,15 @@ class DataPlane:
     def request_id(self, asked: bytes | None) -> bytes:
         """A new id, or the one that the client asked for.
 
-        That is made unique among the live ones (an engine refuses a repeated one), and must be released.
+        That is made unique among the live ones (an engine refuses a repeated one), and must be released. One
+        that looks like ours is not taken: every client sees ours and could ask for somebody's next one.
         """
-        if asked is None:
+        if asked is None or asked.startswith(self._id_prefix):
             return b"%b-%x" % (self._id_prefix, next(self._ids))
         if asked in self._live_ids:
-            asked = b"%b-%x" % (asked, next(self._ids))
+            repeated = asked
+            while asked in self._live_ids:
+                asked = b"%b-%x" % (repeated, next(self._ids))
         self._live_ids.add(asked)
         return asked
 

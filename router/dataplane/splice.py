@@ -12,8 +12,19 @@ from msgspec import Raw
 
 from router.base.errors import ErrorKind, Refused
 
-RESERVED: Final = ("kv_transfer_params", "cache_salt", "priority", "session_id")
-"""Request fields that are the router's to set, never the client's."""
+RESERVED: Final = (
+    "kv_transfer_params",
+    "ec_transfer_params",
+    "cache_salt",
+    "priority",
+    "session_id",
+    "request_id",
+)
+"""Request fields that are the router's to set, never the client's. A `request_id` in a body would be the id
+of the stored response, of which one tenant could so claim another's."""
+EXTRA: Final = "vllm_xargs"
+"""Further parameters, in an object of their own. vLLM looks for transfer parameters among them too, so what
+is reserved is reserved there as well."""
 
 _ASK_FOR_USAGE: Final = b'"stream_options":{"include_usage":true}'
 _INCLUDE_USAGE: Final = b'"include_usage":true'
@@ -128,6 +139,9 @@ def _rewritten(body: bytes, added: list[bytes], *, widen: bool) -> list[bytes | 
     found = members(body)
     gone = [one.key in RESERVED for one in found]
     edits = cuts(found, gone)
+    for one in found:
+        if one.key == EXTRA and body[one.value : one.value + 1] == b"{":
+            edits.append((one.value, one.end, without(body[one.value : one.end], RESERVED)))
     if added:
         start = body.index(b"{") + 1
         comma = b"" if all(gone) else b","

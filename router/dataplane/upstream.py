@@ -263,6 +263,8 @@ class UpstreamConnection(asyncio.Protocol):
                 self._content_type = value
             elif name == b"content-encoding":
                 self._content_encoding = value
+            elif name == b"location":
+                value = self._pool.local_location(value)
             self._forward.append(name + b": " + value + b"\r\n")
         elif name == b"content-length":
             if len(value) > MAX_DIGITS:

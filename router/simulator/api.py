@@ -310,6 +310,8 @@ class Api:
 
     async def _messages(self, call: _Call) -> web.StreamResponse:
         body = self._body(call)
+        if not self.settings.salts_messages:
+            body = {name: value for name, value in body.items() if name != "cache_salt"}
         limit = token_limit(body)
         if limit is None:
             raise Refusal(400, "max_tokens: Field required")

@@ -33,6 +33,8 @@ class ReplicaSettings:
     """Prompt and reply together at most; the device's KV bounds it further."""
     host_gbps: float = 400.0
     """Gigabits a second from host to device KV."""
+    salts_messages: bool = True
+    """Whether `/v1/messages` knows `cache_salt`: vLLM before 0.27 drops it there."""
     kv_bytes_per_token: int = 163_840
     """KV bytes of one token over all layers."""
 

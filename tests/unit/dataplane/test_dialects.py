@@ -10,8 +10,15 @@ from hypothesis import strategies as st
 from router.base.errors import ErrorKind, Refused
 from router.base.ids import OPEN_TENANT, TenantId
 from router.core.request import EMPTY_CHAIN
-from router.dataplane.dialects import Dialect, Read, RequestReader, dialect_of
-from router.dataplane.splice import rewrite
+from router.dataplane.dialects import (
+    MAX_MODEL,
+    MAX_RESPONSE_ID,
+    Dialect,
+    Read,
+    RequestReader,
+    dialect_of,
+)
+from router.dataplane.splice import RESERVED, rewrite
 
 FIELDS = ("prompt_cache_key", "metadata.session_id", "session_id")
 READER = RequestReader(body_fields=FIELDS, derive=True)
@@ -121,13 +128,17 @@ def test_any_field_may_be_configured(field: str) -> None:
         assert read(body, reader=reader).session_value == (field, "s")
 
 
-@pytest.mark.parametrize("name", ["kv_transfer_params", "cache_salt", "priority", "session_id"])
+@pytest.mark.parametrize("name", RESERVED)
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/other"])
 def test_a_reserved_field_is_noticed_however_it_is_written(name: str, path: str) -> None:
     spelled = "".join(f"\\u{ord(sign):04x}" for sign in name)
     assert read({name: None}, path).reserved
     assert read(f'{{"{spelled}":1}}'.encode(), path).reserved
     assert not read({"a": {name: 1}, "messages": [{"role": name, "content": name}]}, path).reserved
+    assert read({"vllm_xargs": {"a": 1, name: None}}, path).reserved
+    assert read(f'{{"vllm_xargs":{{"{spelled}":1}}}}'.encode(), path).reserved
+    for harmless in ({"a": {name: 1}}, name, [name], None, {}):
+        assert not read({"vllm_xargs": harmless}, path).reserved
 
 
 @pytest.mark.parametrize(
@@ -375,3 +386,30 @@ def test_a_broken_body_is_read_or_refused_and_nothing_else(
     assert list(said.chain.ends) == sorted(said.chain.ends)
     out = b"".join(rewrite(body, said, salt="s", include_usage=True))
     assert json.loads(out)["cache_salt"] == "s"
+
+
+@pytest.mark.parametrize(
+    ("store", "stores"),
+    [({}, True), ({"store": True}, True), ({"store": False}, False), ({"store": None}, False)],
+)
+def test_whether_a_response_may_be_stored_is_read_in_responses_only(
+    store: dict[str, Any], stores: bool
+) -> None:
+    assert read({"input": "x", **store}, "/v1/responses").stores is stores
+    assert not read({"messages": [USER], **store}).stores
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/other"])
+def test_a_models_name_is_bounded_and_a_long_one_is_not_remembered(path: str) -> None:
+    reader = RequestReader(body_fields=(), derive=True)
+    assert read({"model": "m" * MAX_MODEL}, path, reader=reader).model == "m" * MAX_MODEL
+    for _ in range(2):
+        with pytest.raises(Refused, match="names a model in 513 bytes; 512 is the limit"):
+            read({"model": "m" * (MAX_MODEL + 1)}, path, reader=reader)
+
+
+def test_the_id_of_a_previous_response_is_bounded() -> None:
+    most = "r" * MAX_RESPONSE_ID
+    assert read({"previous_response_id": most}, "/v1/responses").previous_response_id == most
+    with pytest.raises(Refused, match="a previous_response_id of more than 256 bytes"):
+        read({"previous_response_id": most + "r"}, "/v1/responses")

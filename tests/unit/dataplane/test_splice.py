@@ -206,3 +206,10 @@ def test_members_that_stay_keep_every_byte(body: bytes) -> None:
     out = rewritten(body)
     stay = [body[one.start : one.end] for one in members(body) if one.key not in RESERVED]
     assert [out[one.start : one.end] for one in members(out)] == stay
+
+
+def test_of_the_extra_parameters_what_is_reserved_is_cut_and_the_rest_stays() -> None:
+    body = b'{"vllm_xargs": { "priority": 1, "a" : [1] } ,"request_id":"x", "vllm_xargs":"text"}'
+    assert rewritten(body, salt="s") == (
+        b'{"cache_salt":"s","vllm_xargs": { "a" : [1] } ,"vllm_xargs":"text"}'
+    )
