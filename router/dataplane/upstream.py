@@ -38,6 +38,9 @@ _LINES: Final = {
 }
 
 
+_NONE: Final[frozenset[bytes]] = frozenset()
+
+
 class ResponseHead(NamedTuple):
     """A replica's response head. `forward` holds `name: value\\r\\n` lines, ready to be sent on."""
 
@@ -132,7 +135,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._content_encoding = b""
         self._length: int | None = None
         self._chunked = False
-        self._listed: frozenset[bytes] = frozenset()
+        self._listed = _NONE
 
     @property
     def usable(self) -> bool:

@@ -72,6 +72,7 @@ SERVED: tuple[Case, ...] = (
         sized(b"Content_Length: 5", b"transfer_encoding: chunked"),
         _TURN,
     ),
+    _served("an API key spelled `X_Api_Key`, which is dropped", head(b"X_Api_Key: k", start=GET), _THING),
     _served(
         "a body of no length",
         head(b"Content-Length: 0", start=b"POST /v1/thing HTTP/1.1"),
