@@ -104,6 +104,7 @@ class Router:
                 explain=self.explain,
             ),
             token=secrets.admin_token,
+            allowed_hosts=config.admin.hosts,
         )
         self._prober = Prober(
             self.engine,
@@ -180,6 +181,11 @@ def _access_notices(config: RouterConfig, secrets: Secrets) -> tuple[str, ...]:
         notices.append(
             "no API keys are configured: everyone who can reach the port may use it, as one tenant"
             " (set access.keys_file or HOMING_API_KEYS)"
+        )
+    if secrets.keys is not None or config.access.tenant_header is not None:
+        notices.append(
+            "tenants are kept apart in the replicas' caches by cache_salt: vLLM before 0.27 ignores it on"
+            " /v1/messages, where tenants then share cached prompts"
         )
     if secrets.secret is None and (secrets.keys is not None or config.access.tenant_header is not None):
         notices.append(

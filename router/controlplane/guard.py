@@ -3,7 +3,7 @@
 Three doors, because each keeps out someone else:
 
 - `Host`: a web page whose name was pointed at this machine after it loaded (DNS rebinding) still sends its
-  own name.
+  own name. Whoever has the token is none, and may come by any name.
 - `Origin`: a web page elsewhere that sends a request here is named by the browser.
 - Token: other users of the machine, and everybody else where the listener is not loopback.
 """
@@ -72,7 +72,10 @@ class Guard:
 
     def check(self, caller: Caller) -> Rejection | None:
         """`None` lets the caller in."""
-        if (rejection := self._check_host(caller)) is not None:
+        has_token = self._has_token(caller)
+        is_open = caller.path in _OPEN_PATHS and caller.method in ("GET", "HEAD")
+        # A page that rebinds its name has no token, and up or down is no secret.
+        if not (has_token or is_open) and (rejection := self._check_host(caller)) is not None:
             return rejection
         if caller.origin is not None and not _same_origin(caller.origin, caller.host):
             return Rejection(
@@ -81,10 +84,10 @@ class Guard:
                 "requests from web pages of another origin are refused; call the API from its own page or "
                 "from a program",
             )
-        if caller.path in _OPEN_PATHS and caller.method in ("GET", "HEAD"):
+        if is_open:
             return None
         reads = caller.method in ("GET", "HEAD") or caller.path in self._read_only
-        if (reads and self._open_to_local_reads) or self._has_token(caller):
+        if (reads and self._open_to_local_reads) or has_token:
             return None
         what = "this listener is not loopback, so every request" if reads else "every write"
         return Rejection(
@@ -101,7 +104,7 @@ class Guard:
             403,
             "foreign_host",
             f"the Host header {caller.host or ''!r} names neither this listener nor this machine; call it by "
-            "the address it listens on",
+            "the address it listens on, send the admin token, or list the name in admin.hosts",
         )
 
     def _has_token(self, caller: Caller) -> bool:

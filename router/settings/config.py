@@ -14,6 +14,7 @@ from router.settings.fields import (
     EventsUrl,
     FilePath,
     HeaderName,
+    HostName,
     ListenAddress,
     Model,
     Name,
@@ -30,6 +31,8 @@ class Admin(Model):
     """The admin port: dashboard, metrics, API."""
 
     listen: ListenAddress = Address("127.0.0.1", 9090)
+    hosts: tuple[HostName, ...] = ()
+    """Names that people reach it by, beside its address, without ports."""
     token_file: FilePath | None = None
     """Holds the token that writes need, and everything on a listener that is not loopback."""
 

@@ -69,6 +69,12 @@ def parse_address(text: object) -> Address:
     return Address(host, port)
 
 
+def _host_name(text: str) -> str:
+    if not _is_host(text, bracketed=":" in text):
+        raise ValueError(f"'{text}' is neither a host name nor an IP address; write homing.internal, no port")
+    return text.lower()
+
+
 def parse_remote_address(text: object) -> Address:
     """Like `parse_address`, for something to connect to: port 0 is refused."""
     address = parse_address(text)
@@ -268,6 +274,8 @@ EventsUrl = Annotated[
     PlainValidator(parse_events_url),
     WithJsonSchema({"type": "string", "pattern": "^tcp://", "examples": ["tcp://10.0.0.1:5561"]}),
 ]
+HostName = Annotated[str, AfterValidator(_host_name)]
+"""A name or an address without a port."""
 HeaderName = Annotated[str, AfterValidator(_header_name)]
 BodyField = Annotated[str, AfterValidator(_body_field)]
 Name = Annotated[str, AfterValidator(_name)]

@@ -8,6 +8,7 @@ from random import Random
 import aiohttp
 import pytest
 from aiohttp import web
+from support.fleet import fleet
 
 from router.base.clock import SystemClock
 from router.base.ids import OPEN_TENANT, ReplicaId, SessionKey
@@ -253,7 +254,7 @@ async def test_a_drained_replica_gets_no_turns_until_it_is_given_them_again() ->
     ("headers", "status", "code"),
     [
         ({"Host": "rebound.example"}, 403, "foreign_host"),
-        ({"Host": "rebound.example", "X-Homing-Token": TOKEN}, 403, "foreign_host"),
+        ({"Host": "rebound.example", "X-Homing-Token": "wrong"}, 403, "foreign_host"),
         ({"Origin": "https://evil.example", "X-Homing-Token": TOKEN}, 403, "foreign_origin"),
         ({"Origin": "null", "X-Homing-Token": TOKEN}, 403, "foreign_origin"),
         ({}, 401, "token_required"),
@@ -271,7 +272,7 @@ async def test_a_write_that_should_not_be_let_in_changes_nothing(
         assert not built.engine.replicas(0.0)[0].draining
 
 
-@pytest.mark.parametrize("path", ["/", "/api/replicas", "/metrics", "/livez", "/api/decisions"])
+@pytest.mark.parametrize("path", ["/", "/api/replicas", "/metrics", "/livez/", "/api/decisions"])
 @pytest.mark.parametrize("headers", [{"Host": "rebound.example"}, {"Origin": "http://evil.example"}])
 async def test_a_read_from_a_foreign_page_is_refused(path: str, headers: dict[str, str]) -> None:
     async with rig(A) as (built, _):
@@ -293,3 +294,20 @@ async def test_a_listener_that_is_not_loopback_opens_only_liveness_and_readiness
         assert (await built.ask("POST", "/api/explain", json={"body": {}}))[0] == 401
         headers = {"Authorization": f"Bearer {TOKEN}"}
         assert (await built.ask("GET", "/api/replicas", headers=headers))[0] == 200
+
+
+async def test_a_listener_that_is_not_loopback_can_be_reached_by_name() -> None:
+    admin = {"listen": "0.0.0.0:0", "hosts": ["homing.internal"], "token_file": "token"}
+    async with fleet(1, config={"admin": admin}, files={"token": TOKEN}) as running:
+
+        async def ask(path: str, host: str, **headers: str) -> int:
+            client = running.client
+            answer = await client.get(running.admin_url + path, headers={"Host": host, **headers})
+            return answer.status_code
+
+        for path in ("/livez", "/readyz"):
+            assert await ask(path, "probe.example:9090") == 200
+        assert await ask("/api/replicas", "homing.internal") == 401
+        assert await ask("/api/replicas", "other.internal") == 403
+        for host in ("homing.internal", "other.internal:9090"):
+            assert await ask("/api/replicas", host, Authorization=f"Bearer {TOKEN}") == 200

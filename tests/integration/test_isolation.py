@@ -260,6 +260,17 @@ async def test_tenants_share_messages_only_on_an_engine_that_ignores_their_salt(
         assert (beta.cached_tokens > 0) is shared
 
 
+@pytest.mark.parametrize(
+    ("keys", "access", "said"),
+    [({}, {}, False), (KEYS, {}, True), ({}, {"tenant_header": "x-tenant"}, True)],
+)
+async def test_the_limit_of_older_engines_is_said_at_start_where_there_are_tenants(
+    keys: dict[str, str], access: dict[str, str], said: bool
+) -> None:
+    async with fleet(0, keys=keys, config={"access": access}) as running:
+        assert any("vLLM before 0.27" in notice for notice in running.router.notices) is said
+
+
 # --- what is not relayed ----------------------------------------------------------------------------
 
 

@@ -142,11 +142,12 @@ async def fleet(
     api_keys: Mapping[str, str] | None = None,
     probe: str = NEVER,
     down: Sequence[str] = (),
+    files: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Fleet]:
     """Replicas r0, r1, … and a router on free ports. Fails if anything is left over at the end.
 
     `config` and `policy` are laid over the usual ones, `keys` is API key → tenant, `api_keys` replica →
-    the key that it wants, and `down` names the replicas that do not run.
+    the key that it wants, `down` names the replicas that do not run, and `files` lie beside the config.
     """
     before = asyncio.all_tasks()
     async with AsyncExitStack() as stack:
@@ -162,6 +163,9 @@ async def fleet(
                 await replica.kill()
         stack.push_async_callback(_kill, replicas)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        for name, text in (files or {}).items():
+            (folder / name).write_text(text)
+            (folder / name).chmod(0o600)
         router = _router(folder, replicas, config or {}, policy or {}, keys or {}, api_keys or {}, probe)
         stack.push_async_callback(router.close)
         await router.start()

@@ -56,14 +56,28 @@ def test_a_foreign_or_malformed_host_is_refused(host: str | None) -> None:
     assert code(LOCAL, caller(host=host)) == "foreign_host"
 
 
-def test_a_foreign_host_is_refused_with_the_token_and_on_open_paths_too() -> None:
-    assert code(LOCAL, caller("DELETE", host="evil.example", token=TOKEN)) == "foreign_host"
-    assert code(LOCAL, caller(path="/livez", host="evil.example")) == "foreign_host"
+def test_whoever_has_the_token_may_come_by_any_name() -> None:
+    for guard in (LOCAL, PUBLIC):
+        for method in ("GET", "DELETE"):
+            assert code(guard, caller(method, host="homing.example:9090", token=TOKEN)) is None
+            assert code(guard, caller(method, host="homing.example", token="guessed")) == "foreign_host"
+            page = "http://evil.example"
+            assert code(guard, caller(method, host="homing.example", token=TOKEN, origin=page)) == (
+                "foreign_origin"
+            )
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz"])
+def test_liveness_and_readiness_are_told_by_any_name(path: str) -> None:
+    for guard in (LOCAL, PUBLIC):
+        assert code(guard, caller(path=path, host="homing.example:9090")) is None
+        assert code(guard, caller("POST", path, host="homing.example:9090")) == "foreign_host"
+        assert code(guard, caller(path=path, host="a.example", origin="http://b.example")) == "foreign_origin"
 
 
 def test_the_address_that_a_connection_reached_is_a_name_of_a_wildcard_listener() -> None:
-    assert code(PUBLIC, caller(host="10.0.0.5:9090", local_address="10.0.0.5", token=TOKEN)) is None
-    assert code(PUBLIC, caller(host="10.0.0.6:9090", local_address="10.0.0.5", token=TOKEN)) == "foreign_host"
+    assert code(PUBLIC, caller(host="10.0.0.5:9090", local_address="10.0.0.5")) == "token_required"
+    assert code(PUBLIC, caller(host="10.0.0.6:9090", local_address="10.0.0.5")) == "foreign_host"
 
 
 @pytest.mark.parametrize(

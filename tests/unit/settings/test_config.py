@@ -68,3 +68,11 @@ def test_what_a_replica_says_of_certificates_must_fit_its_url(more, said):
         config(replicas=[{"name": "a", **more}])
     assert config(replicas=[{"name": "a", "url": "https://a", "ca": "f"}]).replicas[0].verify
     assert not config(replicas=[{"name": "a", "url": "https://a", "verify": False}]).replicas[0].verify
+
+
+def test_the_names_of_the_admin_port_are_kept_in_lower_case_and_are_none_by_default():
+    assert config().admin.hosts == ()
+    assert config(admin={"hosts": ["Homing.Internal", "10.0.0.1"]}).admin.hosts == (
+        "homing.internal",
+        "10.0.0.1",
+    )

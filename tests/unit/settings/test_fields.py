@@ -11,6 +11,7 @@ from router.settings.fields import (
     CountOrAuto,
     DurationOrAuto,
     HeaderName,
+    HostName,
     Name,
     PathPattern,
     Pattern,
@@ -167,6 +168,8 @@ def test_header_names_are_compared_in_one_form():
     ("kind", "good", "bad"),
     [
         (HeaderName, "x-a", ["", "x a", "x:a", "ä"]),
+        (HostName, "homing.internal", ["", "a:9090", "http://a", "a b", "[::1]", "a/b", "ä", "*"]),
+        (HostName, "fd00::1", ["fd00::1::", "10.0.0.1:1"]),
         (BodyField, "metadata.session_id", ["", "a.b.c", ".a", "a.", "a-b", "1a"]),
         (Name, "r0", ["", "-a", "a b", "a\n", "a" * 65, "ä", "a/b"]),
         (Pattern, "gpt-*", ["", "a*b", "**"]),

@@ -3,7 +3,9 @@
 import pytest
 from pydantic import ValidationError
 
-from router.settings.policy import Policy
+from router.settings.load import load_policy
+from router.settings.locate import shipped_policies
+from router.settings.policy import Policy, Session
 
 
 def policy(**keys: object) -> Policy:
@@ -53,3 +55,8 @@ def test_attempts_after_a_death_are_attempts():
 def test_figures_out_of_bounds_are_refused(keys):
     with pytest.raises(ValidationError):
         policy(**keys)
+
+
+@pytest.mark.parametrize("name", sorted(shipped_policies()))
+def test_a_shipped_policy_finds_a_session_wherever_the_documentation_says(name):
+    assert load_policy(name).value.session == Session()
