@@ -102,6 +102,7 @@ class Router:
                 decisions=self.recent.newest,
                 policy=lambda: self._policy_text,
                 explain=self.explain,
+                stopping=lambda: self.dataplane.stopping,
             ),
             token=secrets.admin_token,
             allowed_hosts=config.admin.hosts,

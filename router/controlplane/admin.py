@@ -90,6 +90,8 @@ class AdminSources:
     policy: Callable[[], str]
     """The policy in force, as YAML."""
     explain: Explain
+    stopping: Callable[[], bool] = lambda: False
+    """Whether the router is on its way out and takes no new connections."""
 
 
 class AdminServer:
@@ -194,6 +196,8 @@ class AdminServer:
         return json_answer({"live": True})
 
     async def _readyz(self, _request: web.Request) -> web.Response:
+        if self._sources.stopping():
+            return json_answer({"ready": False, "reasons": ["the router is stopping"]}, status=503)
         replicas = self._fleet.replicas(self._clock.now())
         if any(status.health in _READY and not status.draining for status in replicas):
             return json_answer({"ready": True, "reasons": []})

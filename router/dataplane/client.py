@@ -14,7 +14,7 @@ import httptools
 from router.base.errors import ErrorKind, Refused
 from router.base.ids import TenantId
 from router.core.observe import Outcome
-from router.dataplane.departure import CHECK_AFTER_S, INTERIM, has_left
+from router.dataplane.departure import CHECK_AFTER_S, INTERIM, WATCH_S, has_ended, has_left, unacknowledged
 from router.dataplane.exchange import Exchange, Phase
 from router.dataplane.head import MAX_TARGET, Head, target_too_long
 from router.dataplane.problems import HttpRefused, body_of, status_line, status_of
@@ -26,6 +26,9 @@ _log = logging.getLogger(__name__)
 
 # What a client may send ahead of the answer it waits for, in bytes, before it is no longer read.
 _AHEAD: Final = 64 * 1024
+
+# Bytes a second that a body must bring in the long run, beyond `limits.idle` to begin with.
+_LEAST_RATE: Final = 16 * 1024
 
 # Pieces of a body at most before they are joined: each costs some fifty bytes beyond those that it holds.
 _PIECES: Final = 1024
@@ -68,7 +71,9 @@ class ClientConnection(asyncio.Protocol):
     __slots__ = (
         "_ahead",
         "_body",
+        "_body_began",
         "_body_bytes",
+        "_closing",
         "_counted",
         "_eof",
         "_exchange",
@@ -91,6 +96,8 @@ class ClientConnection(asyncio.Protocol):
         "_spare",
         "_tenant",
         "_transport",
+        "_unsent",
+        "_unsent_since",
         "_url",
         "deadline",
         "keep_alive",
@@ -114,6 +121,10 @@ class ClientConnection(asyncio.Protocol):
         self._joined = 0
         self._refusal: Refused | None = None
         self._eof = False
+        self._closing = False
+        self._unsent = -1
+        self._unsent_since = 0.0
+        self._body_began = 0.0
         self._lingered = 0
         self._looping = False
         self.keep_alive = True
@@ -169,6 +180,7 @@ class ClientConnection(asyncio.Protocol):
             if len(self._ahead) > _AHEAD and self._transport is not None:
                 self._read_paused = True
                 self._transport.pause_reading()
+                self._watch(probed=False)
             return
         self._feed(data)
         if self._queue:
@@ -181,6 +193,7 @@ class ClientConnection(asyncio.Protocol):
     def eof_received(self) -> bool:
         self._eof = True
         if self._exchange is None or self._exchange.phase is Phase.OVER:
+            self._begin_close()
             return False
         if self._transport is not None and not self._transport.can_write_eof():
             # Over TLS nobody can close one side alone: the end of the input is a departure.
@@ -191,11 +204,14 @@ class ClientConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.write_paused = True
+        self._unsent = -1
         if self._exchange is not None:
             self._exchange.pause()
 
     def resume_writing(self) -> None:
         self.write_paused = False
+        # The replica was not read meanwhile, so its silence is not its own.
+        self.progress += 1
         if self._exchange is not None:
             self._exchange.resume()
 
@@ -212,6 +228,21 @@ class ClientConnection(asyncio.Protocol):
     def _check_departure(self) -> None:
         if self._transport is not None and self._exchange is not None and has_left(self._socket):
             self._transport.abort()
+
+    def _watch(self, *, probed: bool) -> None:
+        """Look after a client that has sent so much ahead that it is not read: its end would go unseen."""
+        if not self._read_paused or self._transport is None or self._exchange is None:
+            return
+        if has_left(self._socket):
+            self._transport.abort()
+            return
+        if not probed and has_ended(self._socket):
+            probed = True
+            if not self._transport.can_write_eof():
+                self._transport.abort()
+                return
+            self._probe()
+        asyncio.get_running_loop().call_later(WATCH_S, lambda: self._watch(probed=probed))
 
     @property
     def interim(self) -> bytes:
@@ -240,8 +271,14 @@ class ClientConnection(asyncio.Protocol):
         else:
             reading = self._reading
             if reading is _BODY:
-                self.deadline = self._plane.now() + self._plane.limits.idle_s
-                self._on_part_of_body(len(data), first=before is not _BODY or bool(self._queue))
+                now, idle_s = self._plane.now(), self._plane.limits.idle_s
+                first = before is not _BODY or bool(self._queue)
+                if first:
+                    self._body_began = now
+                # Neither a body that stands still nor one that trickles may be held for ever.
+                latest = self._body_began + self._body_bytes / _LEAST_RATE
+                self.deadline = idle_s + (now if now < latest else latest)
+                self._on_part_of_body(len(data), first=first)
             elif reading is _HEAD:
                 if before is not _HEAD:
                     self.deadline = self._plane.now() + self._plane.limits.head_s
@@ -252,10 +289,14 @@ class ClientConnection(asyncio.Protocol):
                 if self._head_bytes - self._head_shared > self._plane.limits.head:
                     self._refusal = self._head_too_large()
         if self._refusal is not None:
-            self._reading = Reading.NOTHING
-            self._plane.give_back(self._body_bytes)
-            self._body = []
-            self._body_bytes = 0
+            self._stop_reading()
+
+    def _stop_reading(self) -> None:
+        """The request that is being read is refused."""
+        self._reading = Reading.NOTHING
+        self._plane.give_back(self._body_bytes)
+        self._body = []
+        self._body_bytes = 0
 
     def _on_part_of_body(self, size: int, *, first: bool) -> None:
         """A read of `size` bytes ended within a body; `first` = the body began in it. Bounds what is no body
@@ -390,7 +431,7 @@ class ClientConnection(asyncio.Protocol):
                 return
 
     def _run(self, head: Head, tenant: TenantId | None, content: bytes, keep_alive: bool) -> None:
-        self.keep_alive = keep_alive
+        self.keep_alive = keep_alive and not self._plane.stopping
         self.deadline = _NEVER
         total_s = self._plane.limits.total_s
         if total_s is not None:
@@ -445,19 +486,31 @@ class ClientConnection(asyncio.Protocol):
         # TLS cannot say it: there the answer's own end does, and the client or the deadline closes.
 
     def _close(self) -> None:
-        if self._transport is not None:
+        """Close once the client has taken what it was sent; the sweep sees to it that it takes it."""
+        if self._transport is not None and not self._closing:
+            self._begin_close()
             self._transport.close()
 
+    def _begin_close(self) -> None:
+        self._closing = True
+        self._unsent = -1
+
     def stop(self) -> None:
-        """The router stops: close when nothing runs, or after the answer in progress."""
+        """The router stops: close when nothing runs, or after the request that is arriving or in progress."""
         self.keep_alive = False
-        if self._exchange is None:
+        if self._exchange is None and self._reading not in (_HEAD, _BODY):
             self._close()
 
     def cut_short(self) -> None:
-        """The router waits no longer: end the answer in progress with what the client can understand."""
+        """The router waits no longer: answer a request that is still arriving, and end the answer in progress
+        with what the client can understand."""
         if self._exchange is not None:
             self._exchange.cut_short()
+        elif self._reading is _HEAD or self._reading is _BODY:
+            message = "the router is stopping and cannot wait for the request; send it again"
+            self._refusal = Refused(ErrorKind.STOPPING, message, retry_after_s=1.0)
+            self._stop_reading()
+            self._next()
 
     def abort(self) -> None:
         """Close at once."""
@@ -506,6 +559,9 @@ class ClientConnection(asyncio.Protocol):
 
     def on_sweep(self, now: float) -> None:
         """Called a few times a second: act on what took too long."""
+        if (self._closing or self.write_paused) and self._stands_still(now):
+            self.abort()
+            return
         if self._exchange is not None:
             if self._eof:
                 self._check_departure()
@@ -515,11 +571,11 @@ class ClientConnection(asyncio.Protocol):
                     Outcome.OVER_LIMIT,
                 )
                 return
-        if self.deadline > now or self._transport is None:
+        if self.deadline > now or self._transport is None or self._closing:
             return
         if self._exchange is not None:
-            if self.progress != self._progress_seen or self._transport.get_write_buffer_size():
-                # The answer moves, or it is the client that does not read.
+            if self.progress != self._progress_seen or self.write_paused:
+                # The answer moves, or it is the client that reads slowly.
                 self._progress_seen = self.progress
                 self.deadline = now + self._plane.limits.first_byte_s
             else:
@@ -529,7 +585,17 @@ class ClientConnection(asyncio.Protocol):
         elif self._reading is Reading.HEAD or self._reading is Reading.BODY:
             what = "head" if self._reading is Reading.HEAD else "body"
             self._refusal = HttpRefused(408, f"the request {what} did not arrive in time", code="timeout")
-            self._reading = Reading.NOTHING
+            self._stop_reading()
             self._next()
         else:
             self._close()
+
+    def _stands_still(self, now: float) -> bool:
+        """Whether the client has taken nothing of what it was sent for as long as it may be idle."""
+        if self._transport is None:
+            return False
+        unsent = self._transport.get_write_buffer_size() + unacknowledged(self._socket)
+        if unsent != self._unsent:
+            self._unsent = unsent
+            self._unsent_since = now
+        return now - self._unsent_since >= self._plane.limits.idle_s

@@ -21,7 +21,7 @@ class Limits:
     total_s: float | None = None
     """From the request to the end of its answer; `None` = no limit."""
     idle_s: float = 75.0
-    """A client connection without a request, and an upload that stands still."""
+    """A client connection without a request, an upload that stands still, and an answer that is not taken."""
     head_s: float = 20.0
     """From the first byte of a request head to its end."""
     connect_s: float = 3.0

@@ -72,6 +72,8 @@ class DataPlane:
         self.pools: dict[ReplicaId, Pool] = {}
         self.connections: set[ClientConnection] = set()
         self.held_bytes = 0
+        self.stopping = False
+        """Whether no connection is to outlive the request that is arriving or in progress on it."""
         self._access = access
         self._tenant_header = tenant_header
         self._tls = tls
@@ -113,7 +115,9 @@ class DataPlane:
         return port
 
     async def close(self, grace_s: float = 0.0) -> None:
-        """Stop listening, let running exchanges end for `grace_s` seconds, then close everything."""
+        """Stop listening, let requests that are arriving or running end for `grace_s` seconds, then close
+        everything."""
+        self.stopping = True
         if self._server is not None:
             self._server.close()
         for connection in tuple(self.connections):
