@@ -37,7 +37,8 @@ class Candidate(NamedTuple):
 
     replica: ReplicaId
     cached_tokens: int
-    """Leading prompt tokens believed to lie there."""
+    """Leading prompt tokens expected to be found there: what is believed to lie there, times what the replica
+    delivers of such beliefs."""
     in_flight: int
     """Turns that this router has there."""
     pending_tokens: int
@@ -47,7 +48,7 @@ class Candidate(NamedTuple):
     capacity_tokens: int | None
     """KV capacity in tokens; `None` where the replica has not told."""
     foreign: float | None
-    """Requests there that are not ours (running + waiting beyond `in_flight`); `None` if unknown."""
+    """Requests running and waiting there that were not ours when it last reported; `None` if unknown."""
     recent_failures: float
     """Failures lately, halved every ten seconds: a replica that fails fast must not look idle."""
     placed_at: float

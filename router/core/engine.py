@@ -110,15 +110,16 @@ class Engine:
 
         `failed` names the replicas that failed this very turn, in order: they are not chosen again.
         """
+        name = turn.model
         if turn.response_id is not None:
-            turn = self._continued(turn)
+            turn, name = self._continued(turn)
         # One that is not known is learned of once a replica has a turn for it: not from what is refused.
-        model = self._models.get(turn.model)
+        model = self._models.get(name)
         new = model is None
         if model is None:
-            model = Model(turn.model)
+            model = Model(name)
         try:
-            decision, member = self._decide(turn, now, plan, failed, model)
+            decision, member, depth = self._decide(turn, now, plan, failed, model)
         except Refused as refusal:
             if not failed:
                 # A turn that some replica had and failed is counted there: it was not refused.
@@ -126,14 +127,14 @@ class Engine:
                 self._tell(lambda o: o.on_refused(turn, kind, message, now))
             raise
         if new:
-            self._models[turn.model] = model
+            self._models[name] = model
             if len(self._models) > _MAX_MODELS:
                 self._models.popitem(last=False)
         elif len(self._models) == _MAX_MODELS:
             # Only then does it matter which was used last.
-            self._models.move_to_end(turn.model)
+            self._models.move_to_end(name)
         self._served[plan] += 1
-        ticket = Ticket(self, turn, decision, member, model)
+        ticket = Ticket(self, turn, decision, member, model, depth)
         member.in_flight += 1
         missing = ticket.missing
         if missing:
@@ -156,11 +157,12 @@ class Engine:
 
         Draws from a copy of the random source, so that asking does not change what comes next.
         """
+        name = turn.model
         if turn.response_id is not None:
-            turn = self._continued(turn)
+            turn, name = self._continued(turn)
         state = self._rng.getstate()
         try:
-            return self._decide(turn, now, plan, (), self._model(turn.model))[0]
+            return self._decide(turn, now, plan, (), self._model(name))[0]
         finally:
             self._rng.setstate(state)
 
@@ -181,23 +183,31 @@ class Engine:
         May be called again."""
         turn = ticket.turn
         tail = turn.chain.hashes[-1] if turn.chain.hashes else 0
-        stored = Stored(ticket.decision.replica, ticket.epoch, turn.session, tail)
+        stored = Stored(ticket.decision.replica, ticket.epoch, turn.session, turn.model, tail)
         self._responses.keep(tenant, response_id, stored)
 
-    def _continued(self, turn: Turn) -> Turn:
-        """A turn that goes on from a stored response is of that response's session, unless it has an id of
-        its own: it carries nothing else that a session could be derived from."""
+    def _continued(self, turn: Turn) -> tuple[Turn, str]:
+        """The turn with its session, and the model that it is of.
+
+        A turn that goes on from a stored response is of that response's session, unless it has an id of its
+        own: it carries nothing else that a session could be derived from. One that only looks at a response
+        names no model, so any replica may have it; it is of the response's all the same.
+        """
         assert turn.response_id is not None
         stored = self._responses.find(turn.tenant, turn.response_id)
-        if stored is None or (turn.session is not None and turn.session_source != "derived"):
-            return turn
-        return turn._replace(session=stored.session)
+        if stored is None:
+            return turn, turn.model
+        name = turn.model or stored.model
+        if turn.session is not None and turn.session_source != "derived":
+            return turn, name
+        return turn._replace(session=stored.session), name
 
     def _decide(
         self, turn: Turn, now: float, plan_index: int, failed: tuple[ReplicaId, ...], model: Model
-    ) -> tuple[Decision, Member]:
+    ) -> tuple[Decision, Member, int]:
+        """The decision, its replica, and how many leading segments are believed to lie there."""
         plan = self._plans[plan_index]
-        view = self._look(turn, now, plan_index, self._eligible(turn, now, failed), model)
+        view, depths = self._look(turn, now, plan_index, self._eligible(turn, now, failed), model)
         pinned = self._pinned(turn, view) if turn.response_id is not None else None
         choice = pinned if pinned is not None else plan.strategy.choose(turn, view, self._rng)
         chosen, reason, prices = choice
@@ -231,7 +241,8 @@ class Engine:
             len(failed),
             now,
         )
-        return decision, self._members[replica]
+        member = self._members[replica]
+        return decision, member, depths.get(member.shelf, 0)
 
     def _eligible(self, turn: Turn, now: float, failed: tuple[ReplicaId, ...]) -> list[Member]:
         """Replicas that this turn may go to. Raises `Refused` with the reason there are none.
@@ -290,8 +301,9 @@ class Engine:
 
     def _look(
         self, turn: Turn, now: float, plan_index: int, members: list[Member], model: Model
-    ) -> FleetView:
-        """The frozen view for one turn. Raises `Refused` where all are over a hard limit."""
+    ) -> tuple[FleetView, dict[int, int]]:
+        """The frozen view for one turn, and how deep each shelf holds its prompt. Raises `Refused` where all
+        are over a hard limit."""
         plan = self._plans[plan_index]
         hashes, ends, _ = turn.chain
         ratio = model.ratio.value
@@ -314,7 +326,7 @@ class Engine:
                     grown = int((ends[-1] - ends[depth - 1]) * ratio)
                     prompt_tokens = resident - session.reply_tokens + grown
                     home_cached = resident if resident < prompt_tokens else prompt_tokens
-                elif turn.response_id is not None and self._goes_on(turn, session):
+                elif hashes and turn.response_id is not None and self._goes_on(turn, session):
                     # The body holds only what is new: all that came before is in the replica's keeping.
                     home_cached = resident
                     prompt_tokens += resident
@@ -339,13 +351,10 @@ class Engine:
             over: str | None = None
             if in_flight > most:
                 over = f"{in_flight} in flight, limit {most + 1}"
-            elif kv_limit is not None and member.report is not None:
-                usage = member.report.kv_usage
+            elif kv_limit is not None:
+                usage = member.kv_usage
                 if usage is not None and usage > kv_limit:
                     over = f"KV usage {usage:.2f}, limit {kv_limit:g}"
-            foreign = member.foreign_total
-            if foreign is not None:
-                foreign = foreign - in_flight if foreign > in_flight else 0.0
             replica = member.id
             if replica == home and home_cached >= 0:
                 cached = home_cached
@@ -353,6 +362,10 @@ class Engine:
                 cached = int(ends[depth - 1] * ratio)
             else:
                 cached = 0
+            if cached:
+                trust = member.delivery.trust
+                if trust != 1.0:
+                    cached = int(cached * trust)
             candidates.append(
                 make_candidate(
                     (
@@ -362,14 +375,14 @@ class Engine:
                         member.pending_tokens,
                         member.working_set.tokens,
                         member.capacity_tokens,
-                        foreign,
+                        member.foreign,
                         member.failures_lately(now) if member.failing else 0.0,
                         member.placed_at,
                         over,
                     )
                 )
             )
-        return FleetView(
+        view = FleetView(
             now,
             tuple(candidates),
             home,
@@ -377,6 +390,7 @@ class Engine:
             self._rings[plan.vnodes],
             self._served[plan_index],
         )
+        return view, depths
 
     def _goes_on(self, turn: Turn, session: Session) -> bool:
         """Whether the response that the turn refers to is the answer to the session's last turn."""
@@ -423,23 +437,19 @@ class Engine:
     def accepted(self, ticket: Ticket, now: float) -> None:
         """The ticket's replica has begun to answer it. For the ticket to call."""
         turn, member = ticket.turn, ticket.member
-        if not turn.computes or member.epoch != ticket.epoch or self._members.get(member.id) is not member:
-            return
         hashes, ends, _ = turn.chain
-        if hashes:
-            self._index.touch(member.shelf, hashes, ends)
+        # A turn without a prompt leaves nothing behind that a session could have a home by.
+        if not hashes or not turn.computes or not self._still_has(ticket):
+            return
+        self._index.touch(member.shelf, hashes, ends)
         if turn.session is None:
             return
-        key = ticket.model.key(turn.session)
-        if not hashes and self._sessions.get(key, now) is not None:
-            # A turn without a prompt adds nothing to the session and takes nothing from it.
-            return
         _, before = self._sessions.bind(
-            key,
+            ticket.model.key(turn.session),
             home=member.id,
             epoch=member.epoch,
             resident_tokens=ticket.decision.prompt_tokens,
-            tail=hashes[-1] if hashes else 0,
+            tail=hashes[-1],
             reply_tokens=0,
             model=turn.model,
             tenant=turn.tenant,
@@ -458,16 +468,16 @@ class Engine:
         turn, member = ticket.turn, ticket.member
         member.in_flight -= 1
         if outcome in FAILURES:
-            member.failing = True
-            decisive = outcome is Outcome.CONNECT_FAILED or outcome is Outcome.DIED
-            self._health(member, TurnFailed(outcome.value.replace("_", " "), decisive), now)
-        elif (member.failing or not member.well) and outcome not in NEUTRAL:
+            self._failed(ticket, outcome, now)
+        elif (member.failing or not member.well) and outcome not in NEUTRAL and self._still_has(ticket):
             # A success changes nothing where there is nothing to recover from: most turns skip the call.
             self._health(member, TurnSucceeded(), now)
         if usage is not None and usage.prompt_tokens is not None:
             hashes, ends, _ = turn.chain
             if ends and turn.response_id is None:
                 ticket.model.ratio.observe(ends[-1], usage.prompt_tokens)
+                if ticket.depth and usage.cached_tokens is not None:
+                    self._delivered(ticket, usage.prompt_tokens, usage.cached_tokens)
             if turn.session is not None and ticket.ttft_s is not None:
                 reply = usage.completion_tokens or 0
                 self._sessions.credit(
@@ -485,6 +495,46 @@ class Engine:
                 self._observer.on_ended(Ended(turn, decision, outcome, usage, ttft_s, now - decision.at, now))
             except Exception as error:  # noqa: BLE001 - an observer must never stop routing
                 self._detach(error)
+
+    def _failed(self, ticket: Ticket, outcome: Outcome, now: float) -> None:
+        """Hold a failure against the replica that had the turn, where it is the replica's."""
+        if not self._still_has(ticket):
+            return
+        if outcome is Outcome.SERVER_ERROR and ticket.decision.attempt:
+            # Another replica failed this very turn. One prompt that no engine can serve counts once, or it
+            # would speak against each replica that it was tried on.
+            return
+        member = ticket.member
+        member.failing = True
+        decisive = outcome is Outcome.CONNECT_FAILED or outcome is Outcome.DIED
+        if decisive:
+            member.lost = True
+        spared = not decisive and not self._can_spare(member)
+        self._health(member, TurnFailed(outcome.value.replace("_", " "), decisive, spared), now)
+
+    def _can_spare(self, member: Member) -> bool:
+        """Whether half of the replicas that serve what it serves would take turns without it.
+
+        Failed turns may be the clients' doing: they never take out more of the fleet than that.
+        """
+        peers = [other for other in self._ordered if other.shares_a_model_with(member)]
+        others = sum(other.takes_turns() for other in peers if other is not member)
+        return 2 * others >= len(peers)
+
+    def _still_has(self, ticket: Ticket) -> bool:
+        """Whether the replica that was given the turn is still in the fleet, in the same life."""
+        member = ticket.member
+        return member.epoch == ticket.epoch and self._members.get(member.id) is member
+
+    def _delivered(self, ticket: Ticket, prompt_tokens: int, cached_tokens: int) -> None:
+        """Hold what was believed of a replica's cache against what it reports."""
+        if not self._still_has(ticket):
+            return
+        ends = ticket.turn.chain.ends
+        # By the prompt's own length, so that the ratio's error is no part of it.
+        believed = prompt_tokens * ends[ticket.depth - 1] / ends[-1] if ends[-1] else 0.0
+        if ticket.member.delivery.observe(believed, cached_tokens):
+            self._resize(ticket.member)
 
     def _model(self, name: str) -> Model:
         """What is known of a model, or one of which nothing is; asking for it is not learning of it."""
@@ -505,8 +555,7 @@ class Engine:
                 self._sessions.forget_replica(replica)
                 del self._members[replica]
             else:
-                member.spec = spec
-                member.note(member.report)
+                member.configure(spec)
                 self._resize(member)
         for replica, spec in wanted.items():
             if replica not in self._members:
@@ -523,12 +572,24 @@ class Engine:
 
     def probe_passed(self, replica: ReplicaId, now: float) -> None:
         """Its health endpoint answered well. Unknown replicas are ignored: a probe may outlive one."""
-        if (member := self._members.get(replica)) is not None:
-            self._health(member, ProbePassed(), now)
+        member = self._members.get(replica)
+        if member is None:
+            return
+        member.looked_at()
+        needed = member.health.state is State.DOWN and not any(
+            other.takes_turns() and other.shares_a_model_with(member) for other in self._ordered
+        )
+        self._health(member, ProbePassed(needed), now)
+        if member.lost and member.health.state is not State.DOWN:
+            member.lost = False
+            if member.report is None or member.report.start_time is None:
+                # Nothing else would tell that this is another process than the one that was gone.
+                self._restarted(member, now)
 
     def probe_failed(self, replica: ReplicaId, why: str, now: float) -> None:
         """Its health endpoint did not; `why` in words."""
         if (member := self._members.get(replica)) is not None:
+            member.looked_at()
             self._health(member, ProbeFailed(why), now)
 
     def report(self, replica: ReplicaId, report: Report, now: float) -> None:
@@ -541,8 +602,7 @@ class Engine:
             report = report._replace(start_time=before)
         elif before is not None and abs(report.start_time - before) > _SAME_START_S:
             self._restarted(member, now)
-        member.note(report)
-        member.report_at = now
+        member.note(report, now)
         self._resize(member)
 
     def models(self, replica: ReplicaId, cards: tuple[ModelCard, ...], _now: float) -> None:
@@ -565,20 +625,21 @@ class Engine:
         return self._sessions.forget(key) or self._sessions.forget_all(key, Model.session_of) > 0
 
     def _restarted(self, member: Member, now: float) -> None:
-        member.epoch = next(self._epochs)
-        member.restarts += 1
+        epoch = next(self._epochs)
         self._index.close_shelf(member.shelf)
-        member.shelf = self._index.open_shelf(None)
         self._sessions.forget_replica(member.id)
-        member.working_set = self._sessions.working_set(member.id, member.epoch)
+        member.begin_again(epoch, self._index.open_shelf(None), self._sessions.working_set(member.id, epoch))
+        self._resize(member)
         self._health(member, Restarted(), now)
         if self._observer is not None:
             replica = member.id
             self._tell(lambda o: o.on_restarted(replica, now))
 
     def _resize(self, member: Member) -> None:
-        tokens = member.capacity_tokens or _UNKNOWN_CAPACITY_TOKENS
-        model = next(iter(member.models)) if member.models else ""
+        """Let its shelf hold as many bytes as its KV holds tokens: of its base model, which it lists first,
+        or of the first of its models that anything is known of."""
+        tokens = (member.capacity_tokens or _UNKNOWN_CAPACITY_TOKENS) * member.delivery.share
+        model = next((card.id for card in member.cards if card.id in self._models), "")
         self._index.resize(member.shelf, tokens / self._model(model).ratio.value)
 
     # --- for people ---------------------------------------------------------------------------------

@@ -25,6 +25,9 @@ class State(StrEnum):
 class ProbePassed:
     """The replica's health endpoint answered well."""
 
+    needed: bool = False
+    """No other replica is left for what it serves: better to have it back now than to wait."""
+
 
 @dataclass(frozen=True, slots=True)
 class ProbeFailed:
@@ -45,6 +48,8 @@ class TurnFailed:
     why: str
     decisive: bool
     """The connection was refused or the process died: one is enough."""
+    spared: bool = False
+    """Too few others are left for it to be taken out for this. Means nothing where it is decisive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +61,7 @@ Event = ProbePassed | ProbeFailed | TurnSucceeded | TurnFailed | Restarted
 
 
 class Transition(NamedTuple):
-    """One change of state."""
+    """One change of state; or, from a state to itself, a change that was due and is held back."""
 
     before: State
     after: State
@@ -172,28 +177,33 @@ class HealthTracker:
 
     def _react(self, event: Event, now: float) -> Transition | None:
         match event:
-            case ProbePassed():
-                return self._probe_passed(now)
+            case ProbePassed(needed):
+                return self._probe_passed(needed, now)
             case ProbeFailed(why):
                 return self._probe_failed(why, now)
             case TurnSucceeded():
+                if self._turn_fails >= self._turn_fails_limit:
+                    self._why = "turns succeed again"
                 self._turn_fails = 0
                 return None
-            case TurnFailed(why, decisive):
-                return self._turn_failed(why, decisive, now)
+            case TurnFailed():
+                return self._turn_failed(event, now)
             case Restarted():
                 self._restarted(now)
                 return None
             case _:
                 assert_never(event)
 
-    def _probe_passed(self, now: float) -> Transition | None:
+    def _probe_passed(self, needed: bool, now: float) -> Transition | None:
         self._probe_fails = 0
         if self._state is State.STARTING:
             return self._enter(State.HEALTHY, "first probe passed", now)
-        if self._state is State.DOWN and now >= self._ejected_until:
+        if self._state is State.DOWN and (needed or now >= self._ejected_until):
+            early = now < self._ejected_until
             self._return_started_at = now
-            return self._enter(State.PROBATION, "probe passed", now)
+            return self._enter(
+                State.PROBATION, "probe passed, and no other is left" if early else "probe passed", now
+            )
         return None
 
     def _probe_failed(self, why: str, now: float) -> Transition | None:
@@ -207,17 +217,24 @@ class HealthTracker:
         self._why = f"probe failed: {why}"
         return None
 
-    def _turn_failed(self, why: str, decisive: bool, now: float) -> Transition | None:
-        if self._state is State.PROBATION:
-            return self._eject(f"turn failed while returning: {why}", now)
-        if self._state is State.HEALTHY:
-            self._turn_fails += 1
-            if decisive:
-                return self._eject(f"turn failed: {why}", now)
-            if self._turn_fails >= self._turn_fails_limit:
-                return self._eject(f"turns failed in a row ({self._turn_fails}): {why}", now)
-        # Down or starting: turns that were under way when it went down are part of the same outage.
-        return None
+    def _turn_failed(self, event: TurnFailed, now: float) -> Transition | None:
+        if self._state is not State.HEALTHY and self._state is not State.PROBATION:
+            # Down or starting: turns that were under way when it went down are part of the same outage.
+            return None
+        self._turn_fails += 1
+        if event.decisive:
+            returning = " while returning" if self._state is State.PROBATION else ""
+            return self._eject(f"turn failed{returning}: {event.why}", now)
+        # One error is not enough even of a replica that returns: it may be the prompt's fault.
+        if self._turn_fails < self._turn_fails_limit:
+            return None
+        why = f"turns failed in a row ({self._turn_fails}): {event.why}"
+        if not event.spared:
+            return self._eject(why, now)
+        if self._turn_fails > self._turn_fails_limit:
+            return None
+        self._why = f"{why}; kept, as too few others are left"
+        return Transition(self._state, self._state, self._why)
 
     def _restarted(self, now: float) -> None:
         """A new process does not answer for what the old one did, but it is no further than its start."""

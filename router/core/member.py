@@ -6,12 +6,17 @@ Knows nothing of turns beyond how many there are, and of no other replica.
 from heapq import heappop
 from typing import Final, Protocol
 
+from router.core.delivery import Delivery
 from router.core.fleet import ModelCard, ReplicaSpec, ReplicaStatus, Report
 from router.core.health import Event, HealthTracker, State, Transition
 from router.core.session import WorkingSet
 
 # Failures halve every ten seconds: below this a replica's are history.
 _FORGOTTEN: Final = 0.01
+
+# Looks at a replica that brought no report before the last one is out of date: some seconds at the default
+# interval. A replica that was full then may be empty by now.
+_OUTDATED: Final = 5
 
 
 class Prefilling(Protocol):
@@ -26,14 +31,17 @@ class Member:
     __slots__ = (
         "capacity_tokens",
         "cards",
+        "delivery",
         "draining",
         "due",
         "epoch",
         "failing",
-        "foreign_total",
+        "foreign",
         "health",
         "id",
         "in_flight",
+        "kv_usage",
+        "lost",
         "models",
         "pending_tokens",
         "placed_at",
@@ -42,6 +50,7 @@ class Member:
         "restarts",
         "shelf",
         "spec",
+        "unreported",
         "well",
         "working_set",
     )
@@ -65,25 +74,65 @@ class Member:
         self.due: list[tuple[float, int, Prefilling]] = []
         """A heap of turns that are not streamed, by when their prefill is expected to be over."""
         self.report: Report | None = None
+        """The last one, however old; what deciding goes by is taken from it below."""
         self.report_at = 0.0
+        self.unreported = 0
+        """Looks since that brought none."""
+        self.delivery = Delivery()
+        self.lost = False
+        """Its process was gone, and it has not been seen well again since."""
         self.placed_at = 0.0
         self.failing = False
         """There are failures of late, so `recent_failures` is worth asking for."""
         self.restarts = 0
         self.capacity_tokens = spec.kv_tokens
         """KV capacity: the operator's word before the replica's; `None` where neither told."""
-        self.foreign_total: float | None = None
-        """Requests running and waiting there as reported, ours among them; `None` = not reported."""
+        self.foreign: float | None = None
+        """Requests there that were not ours when it last reported; `None` = not known."""
+        self.kv_usage: float | None = None
+        """Share of its KV blocks in use, 0 … 1; `None` = not known."""
 
-    def note(self, report: Report | None) -> None:
+    def note(self, report: Report, now: float) -> None:
         """Take in what it reports of itself, so that deciding need not look into the report."""
         self.report = report
-        self.foreign_total = None
-        reported = None
-        if report is not None:
-            if report.running is not None and report.waiting is not None:
-                self.foreign_total = report.running + report.waiting
-            reported = report.kv_capacity_tokens
+        self.report_at = now
+        self.unreported = 0
+        self.kv_usage = report.kv_usage
+        self.foreign = None
+        if report.running is not None and report.waiting is not None:
+            # Ours as of the report: a turn that ends later was in its figures and is no stranger's.
+            self.foreign = max(0.0, report.running + report.waiting - self.in_flight)
+        self._take_capacity()
+
+    def configure(self, spec: ReplicaSpec) -> None:
+        """The operator's word on it may have changed."""
+        self.spec = spec
+        self._take_capacity()
+
+    def looked_at(self) -> None:
+        """A look at it has begun. Where several brought no report, its load is no longer known; its capacity
+        does not change while it lives."""
+        self.unreported += 1
+        if self.unreported > _OUTDATED:
+            self.kv_usage = None
+            self.foreign = None
+
+    def begin_again(self, epoch: int, shelf: int, working_set: WorkingSet) -> None:
+        """Its process is another one: nothing lies there, and nothing of its load is known."""
+        self.epoch = epoch
+        self.shelf = shelf
+        self.working_set = working_set
+        self.restarts += 1
+        self.delivery = Delivery()
+        self.kv_usage = None
+        self.foreign = None
+
+    def shares_a_model_with(self, other: "Member") -> bool:
+        """Whether some turn may go to either. One that has not said what it serves may serve any model."""
+        return self.models is None or other.models is None or not self.models.isdisjoint(other.models)
+
+    def _take_capacity(self) -> None:
+        reported = self.report.kv_capacity_tokens if self.report is not None else None
         self.capacity_tokens = self.spec.kv_tokens if self.spec.kv_tokens is not None else reported
 
     def observe(self, event: Event, now: float) -> list[Transition]:
@@ -95,6 +144,10 @@ class Member:
     def settle(self) -> None:
         """Work out anew whether it may be chosen without a further question."""
         self.well = self.health.state is State.HEALTHY and not self.draining
+
+    def takes_turns(self) -> bool:
+        """Whether it is given turns, be it a limited number."""
+        return not self.draining and self.health.state in (State.HEALTHY, State.PROBATION)
 
     def returning(self, now: float) -> bool:
         """Whether a replica that is not quite well may have one more turn."""

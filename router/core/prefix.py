@@ -8,12 +8,8 @@ Held to at every moment:
 1. A segment's bit for a shelf is set exactly while that shelf lists the segment.
 2. On a shelf, a segment is more recent than each of its descendants there. Eviction takes the least recent,
    hence tails before roots, and never takes a segment while a descendant of it is held.
-3. A shelf counts as holding a segment only together with all that precede it: `match` walks from the root
-   and leaves a shelf at its first gap. Only `forget_beyond` makes gaps. What lies behind one (other chains
-   through the dropped segments) still takes its bytes and ages out, the older the sooner, and is found
-   again only if the gap is closed by a touch first. Finding it at once would take a link from parents to
-   children, which is a third more memory for every segment, to spare a wrong guess that the chain's own
-   next report corrects.
+3. So a shelf that holds a segment holds all that precede it, and `match` walks from the root and leaves a
+   shelf at the first segment that it does not hold.
 """
 
 from bisect import bisect_right
@@ -151,20 +147,6 @@ class PrefixIndex:
                 holders = still
         _append_each(holders, len(hashes), found)
         return found
-
-    def forget_beyond(self, shelf: int, hashes: Sequence[int], depth: int) -> None:
-        """Drop this chain's segments from index `depth` on: the replica turned out not to have them."""
-        forgetful = self._open[shelf]
-        for segment in hashes[depth:]:
-            size = forgetful.sizes.pop(segment, None)
-            if size is not None:
-                forgetful.held_bytes -= size
-                self._entries -= 1
-                self._clear(segment, forgetful.bit)
-
-    def held_bytes(self, shelf: int) -> int:
-        """Prompt bytes of all that the shelf lists."""
-        return self._open[shelf].held_bytes
 
     def segments(self, shelf: int) -> int:
         """How many segments the shelf lists."""

@@ -17,6 +17,8 @@ class Stored(NamedTuple):
     """The life of that replica: in another, the response is gone."""
     session: SessionKey | None
     """The session of the turn that it answers."""
+    model: str
+    """The model of that turn; "" where it named none."""
     tail: int
     """The last segment of that turn's chain; 0 for an empty one."""
 

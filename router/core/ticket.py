@@ -27,9 +27,22 @@ class Ticket:
     nothing counts after the end.
     """
 
-    __slots__ = ("_books", "_open", "decision", "epoch", "member", "missing", "model", "ttft_s", "turn")
+    __slots__ = (
+        "_books",
+        "_open",
+        "decision",
+        "depth",
+        "epoch",
+        "member",
+        "missing",
+        "model",
+        "ttft_s",
+        "turn",
+    )
 
-    def __init__(self, books: Books, turn: Turn, decision: Decision, member: Member, model: Model) -> None:
+    def __init__(
+        self, books: Books, turn: Turn, decision: Decision, member: Member, model: Model, depth: int
+    ) -> None:
         self.turn = turn
         self.decision = decision
         self._books = books
@@ -37,17 +50,14 @@ class Ticket:
         self.epoch = member.epoch
         """The life of the replica that has the turn; it may have begun another since."""
         self.model = model
+        self.depth = depth
+        """Leading segments of the prompt that were believed to lie there."""
         missing = decision.prompt_tokens - decision.cached_tokens
         self.missing = missing if missing > 0 and turn.computes else 0
         """Prompt tokens that the replica has yet to prefill."""
         self._open = True
         self.ttft_s: float | None = None
         """From the decision to the first answer byte; `None` until then."""
-
-    @property
-    def open(self) -> bool:
-        """Whether the turn still counts as in flight."""
-        return self._open
 
     def first_byte(self, now: float) -> None:
         """The replica accepted the turn (2xx) and its first answer byte is here.

@@ -27,7 +27,10 @@ class Books(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.open: list[Ticket] = []
+        # Each turn under way, and the stay in the fleet of the replica that it was given to.
+        self.open: dict[Ticket, tuple[ReplicaId, int]] = {}
+        self.present: set[ReplicaId] = set()
+        self.stays = dict.fromkeys(NAMES, 0)
         self.engine = Engine(
             [Plan(name="p", strategy=Priced(), overload=Overload(in_flight=5))], rng=Random(7)
         )
@@ -37,6 +40,9 @@ class Books(RuleBasedStateMachine):
 
     @rule(names=st.sets(st.sampled_from(NAMES)))
     def fleet(self, names: set[ReplicaId]) -> None:
+        for name in self.present - names:
+            self.stays[name] += 1
+        self.present = names
         self.engine.set_replicas([ReplicaSpec(name, f"http://{name}:1") for name in names], self.now)
 
     @rule(seconds=st.floats(0, 100))
@@ -78,7 +84,8 @@ class Books(RuleBasedStateMachine):
         except Refused:
             return multiple()
         assert ticket.decision.replica not in failed
-        self.open.append(ticket)
+        replica = ticket.decision.replica
+        self.open[ticket] = (replica, self.stays[replica])
         return ticket
 
     @rule(ticket=tickets)
@@ -87,24 +94,27 @@ class Books(RuleBasedStateMachine):
 
     @rule(ticket=consumes(tickets), outcome=st.sampled_from(list(Outcome)), tokens=st.integers(0, 9000))
     def end(self, ticket: Ticket, outcome: Outcome, tokens: int) -> None:
-        ticket.end(outcome, self.now, Usage(tokens, 10, 0) if tokens else None)
+        ticket.end(outcome, self.now, Usage(tokens, 10, tokens // 3) if tokens else None)
+        del self.open[ticket]
         ticket.end(Outcome.COMPLETED, self.now)
 
     @invariant()
     def counters_match_the_open_turns(self) -> None:
-        running = [ticket for ticket in self.open if ticket.open]
+        sessions = self.engine.sessions(100)
         for status in self.engine.replicas(self.now):
-            assert 0 <= status.in_flight <= sum(t.decision.replica == status.id for t in running)
-            assert status.pending_tokens >= 0
-            assert status.working_set_tokens >= 0
+            stay = (status.id, self.stays[status.id])
+            turns = [ticket for ticket, where in self.open.items() if where == stay]
+            living = [s for s in sessions if s.home == status.id and not s.counted_in.over]
+            assert status.in_flight == len(turns)
+            assert status.pending_tokens == sum(ticket.missing for ticket in turns)
+            assert status.sessions == len(living)
+            assert status.working_set_tokens == sum(s.resident_tokens for s in living)
 
     def teardown(self) -> None:
         for ticket in self.open:
             ticket.end(Outcome.CANCELLED, self.now)
         for status in self.engine.replicas(self.now):
             assert (status.in_flight, status.pending_tokens) == (0, 0)
-            busy = {s.home for s in self.engine.sessions(100)}
-            assert status.working_set_tokens == 0 or status.id in busy
 
 
 TestBooks = Books.TestCase

@@ -9,6 +9,7 @@ from router.base.ids import OPEN_TENANT, ReplicaId, SessionKey, TenantId
 from router.core.decide import Decision, Kind
 from router.core.engine import Engine
 from router.core.fleet import ModelCard, ReplicaSpec, Report
+from router.core.hashing import hash64
 from router.core.observe import Ended, HealthChange, Outcome, Usage
 from router.core.plan import Overload, Plan, Retry
 from router.core.request import Chain, Turn
@@ -51,7 +52,7 @@ def turn(
         tenant,
         SessionKey(session) if session else None,
         "x-session-id" if session else "",
-        chain(*(segments or (hash(session) & 0xFFFF,))),
+        chain(*(segments or (hash64(session.encode()),))),
         response_id,
         stream,
     )
@@ -64,12 +65,13 @@ def play(
     *,
     prompt: int = 1000,
     reply: int = 20,
+    cached: int | None = None,
     failed: tuple[ReplicaId, ...] = (),
 ) -> Decision:
     """A turn that goes well."""
     ticket = of.admit(request, now, failed=failed)
     ticket.first_byte(now + 0.1)
-    ticket.end(Outcome.COMPLETED, now + 0.2, Usage(prompt, reply, 0))
+    ticket.end(Outcome.COMPLETED, now + 0.2, Usage(prompt, reply, cached))
     return ticket.decision
 
 
@@ -238,6 +240,33 @@ def test_tickets_of_a_replica_that_was_removed_and_added_again_do_not_count_on_t
     assert (status.id, status.in_flight, status.working_set_tokens, status.index_segments) == (A, 0, 0, 0)
 
 
+def test_turns_of_ours_that_ended_since_the_report_are_not_taken_for_those_of_others() -> None:
+    of = engine("a", "b", plan=Plan(name="p", strategy=LeastLoaded()))
+    tickets = [of.admit(turn("s"), 0.0, failed=(B,)) for _ in range(8)]
+    of.report(A, Report(running=8.0, waiting=2.0), 1.0)
+    for ticket in tickets:
+        ticket.end(Outcome.COMPLETED, 2.0)
+    foreign = {c.replica: c.foreign for c in of.decide(turn("t"), 2.0).candidates}
+    assert foreign == {A: 2.0, B: None}
+
+
+def test_a_replica_whose_metrics_broke_is_not_over_its_limit_for_ever() -> None:
+    of = engine("a", "b")
+    of.report(A, Report(kv_usage=0.99, kv_capacity_tokens=900), 0.0)
+
+    def over() -> dict[ReplicaId, str | None]:
+        return {c.replica: c.over for c in of.decide(turn("t"), 2.0).candidates}
+
+    for at in range(1, 6):
+        of.probe_passed(A, float(at))
+        assert over() == {A: "KV usage 0.99, limit 0.98", B: None}
+    of.probe_passed(A, 6.0)
+    assert over() == {A: None, B: None}
+    # People still see what it said last, and how long ago.
+    status = of.replicas(6.0)[0]
+    assert (status.report, status.report_age_s) == (Report(kv_usage=0.99, kv_capacity_tokens=900), 6.0)
+
+
 def test_asking_does_not_change_what_comes_next() -> None:
     of, twin = (engine("a", "b", "c", plan=Plan(name="p", strategy=LeastLoaded())) for _ in range(2))
     for number in range(20):
@@ -280,6 +309,34 @@ def test_a_restarted_replica_is_cold_at_once() -> None:
     assert of.replicas(5.0)[0].restarts == 1
 
 
+@pytest.mark.parametrize("outcome", [Outcome.DIED, Outcome.CONNECT_FAILED])
+def test_a_replica_without_a_start_time_that_was_gone_is_cold_when_it_is_back(outcome: Outcome) -> None:
+    of = engine("a", "b")
+    of.report(A, Report(kv_usage=0.5), 0.0)
+    play(of, turn("s", 1, 2), 1.0, failed=(B,))
+    of.admit(turn("s", 1, 2), 2.0, failed=(B,)).end(outcome, 2.5)
+    of.probe_passed(A, 3.0)
+    assert of.replicas(3.0)[0].restarts == 0  # still ejected
+    of.probe_failed(A, "connection refused", 3.5)
+    of.probe_passed(A, 40.0)
+    cold = of.decide(turn("s", 1, 2), 40.0)
+    assert (cold.kind, cold.cached_tokens) == (Kind.NEW, 0)
+    assert of.replicas(40.0)[0].restarts == 1
+    of.probe_passed(A, 41.0)
+    assert of.replicas(41.0)[0].restarts == 1
+
+
+def test_a_replica_that_tells_its_start_time_is_warm_after_a_refused_connection() -> None:
+    of = engine("a")
+    of.report(A, Report(start_time=100.0), 0.0)
+    play(of, turn("s", 1, 2), 1.0)
+    of.admit(turn("s", 1, 2), 2.0).end(Outcome.CONNECT_FAILED, 2.5)
+    of.probe_passed(A, 40.0)
+    of.report(A, Report(start_time=100.0), 40.1)
+    assert of.decide(turn("s", 1, 2), 41.0).kind is Kind.HOME
+    assert of.replicas(41.0)[0].restarts == 0
+
+
 def test_a_replica_that_left_and_came_back_under_its_name_is_cold() -> None:
     of = engine("a", "b")
     play(of, turn("s", 1), 0.0, failed=(B,))
@@ -298,6 +355,80 @@ def test_a_changed_url_is_another_replica() -> None:
     of.set_replicas([ReplicaSpec(A, "http://elsewhere:1")], 1.0)
     of.probe_passed(A, 1.0)
     assert of.decide(turn("s", 1), 2.0).kind is Kind.NEW
+
+
+def test_what_a_replica_does_not_deliver_is_expected_of_it_less_and_less() -> None:
+    of = engine("a")
+    play(of, turn("s", 1, 2, 3), 0.0, prompt=3000)
+    expected = []
+    for number in range(1, 41):
+        decision = play(of, turn("s", 1, 2, 3), float(number), prompt=3000, reply=0, cached=0)
+        expected.append(decision.cached_tokens / decision.prompt_tokens)
+    assert [expected[n] for n in (0, 1, 5, 10, 20)] == pytest.approx([1.0, 0.75, 0.5, 0.25, 0.125], abs=0.01)
+    assert of.decide(turn("s", 1, 2, 3), 99.0).cached_tokens == 0
+    # It computes all of it each time, and is home all the same.
+    last = of.admit(turn("s", 1, 2, 3), 100.0)
+    assert (last.decision.kind, last.missing) == (Kind.HOME, 3000)
+    # The prompt is known to be there if it caches at all, so what it does deliver is noticed.
+    for number in range(101, 170):
+        play(of, turn("s", 1, 2, 3), float(number), prompt=3000, reply=0, cached=2990)
+    assert of.decide(turn("s", 1, 2, 3), 200.0).cached_tokens == 3000
+
+
+def test_another_replicas_deliveries_are_its_own_and_a_restart_wipes_them() -> None:
+    of = engine("a", "b")
+    of.report(A, Report(start_time=1.0), 0.0)
+    for at in range(40):
+        play(of, turn("s", 1, 2, 3), float(at), prompt=3000, cached=0, failed=(B,))
+        play(of, turn("t", 1, 2, 3), float(at), prompt=3000, cached=2990, failed=(A,))
+    cached = {c.replica: c.cached_tokens for c in of.decide(turn("u", 1, 2, 3), 50.0).candidates}
+    assert (cached[A], cached[B]) == (0, 3000)
+    of.report(A, Report(start_time=900.0), 60.0)
+    play(of, turn("s", 1, 2, 3), 61.0, prompt=3000, failed=(B,))
+    assert {c.cached_tokens for c in of.decide(turn("u", 1, 2, 3), 62.0).candidates} == {3000}
+
+
+def test_a_replica_that_loses_what_it_should_hold_is_believed_to_hold_less() -> None:
+    of = Engine([Plan(name="p", strategy=Priced())], rng=Random(1))
+    of.set_replicas([ReplicaSpec(A, "http://a:1", kv_tokens=8000)], 0.0)
+    of.probe_passed(A, 0.0)
+    for at, number in enumerate(range(1, 9)):
+        play(of, turn(f"s{number}", number), float(at), prompt=1000, reply=0)
+    held = of.replicas(9.0)[0].index_segments
+    assert held == 8
+    for at in range(10, 20):
+        play(of, turn("s8", 8), float(at), prompt=1000, reply=0, cached=0)
+    # 8,000 tokens × 0.9¹⁰ = 2,790
+    assert of.replicas(20.0)[0].index_segments == 2
+
+
+def test_a_report_of_a_removed_replica_or_of_an_earlier_life_teaches_nothing() -> None:
+    of = engine("a")
+    of.report(A, Report(start_time=1.0), 0.0)
+    play(of, turn("s", 1, 2, 3), 0.0, prompt=3000)
+    early = [of.admit(turn("s", 1, 2, 3), 1.0) for _ in range(9)]
+    of.report(A, Report(start_time=900.0), 2.0)
+    play(of, turn("s", 1, 2, 3), 3.0, prompt=3000)
+    for ticket in early:
+        ticket.end(Outcome.COMPLETED, 4.0, Usage(3000, 0, 0))
+    assert of.decide(turn("s", 1, 2, 3), 5.0).cached_tokens == 3000
+    last = of.admit(turn("s", 1, 2, 3), 6.0)
+    of.set_replicas((), 7.0)
+    last.end(Outcome.COMPLETED, 8.0, Usage(3000, 0, 0))
+
+
+def test_the_base_model_says_how_many_bytes_a_replica_holds_whatever_its_adapters_are() -> None:
+    of = Engine([Plan(name="p", strategy=Priced())], rng=Random(1))
+    of.set_replicas([ReplicaSpec(A, "http://a:1", kv_tokens=2000)], 0.0)
+    of.probe_passed(A, 0.0)
+    of.models(A, tuple(ModelCard(name, b"{}") for name in ("base", "x", "y", "z", "w")), 0.0)
+    for at in range(60):
+        play(of, turn("s", 1, model="base"), float(at), prompt=2000)
+        play(of, turn("t", 2, model="x"), float(at), prompt=100)
+    of.report(A, Report(), 61.0)
+    # Half a token a byte: two segments of 4,000 bytes are 4,000 tokens, and one is all that fits.
+    play(of, turn("u", 8, 9, model="base"), 62.0, prompt=4000)
+    assert of.replicas(63.0)[0].index_segments == 1
 
 
 def test_a_failed_turn_leaves_no_residency() -> None:
@@ -347,6 +478,34 @@ def test_a_stored_response_is_a_pin_for_its_own_tenant_only() -> None:
     # Replicas know no tenants, so one that has never seen the id must not be asked for it either.
     assert refusal(of, turn("s", tenant=beta, response_id="resp_1"), 1.0).kind is ErrorKind.NOT_FOUND
     assert refusal(of, turn("s", tenant=acme, response_id="resp_2"), 1.0).kind is ErrorKind.NOT_FOUND
+
+
+def test_a_look_at_a_response_is_of_its_session_and_model_and_leaves_no_trace() -> None:
+    of = engine("a", "b", "c")
+    for replica in (A, B, C):
+        of.models(replica, (ModelCard("m", b"{}"),), 0.0)
+    ticket = of.admit(turn("s", 1, 2), 0.0)
+    ticket.first_byte(0.1)
+    of.stored(OPEN_TENANT, "resp_1", ticket)
+    ticket.end(Outcome.COMPLETED, 0.2, Usage(2000, 50))
+    before = list(of.sessions(9))
+    poll = Turn("/v1/responses/resp_1", "", OPEN_TENANT, None, "", Chain((), (), 0), "resp_1")
+    looked = of.admit(poll, 1.0)
+    assert looked.decision.home == looked.decision.replica == ticket.decision.replica
+    assert (looked.decision.kind, looked.decision.prompt_tokens, looked.missing) == (Kind.HOME, 0, 0)
+    looked.first_byte(1.1)
+    looked.end(Outcome.COMPLETED, 1.2)
+    assert of.sessions(9) == before
+    assert before[0].turns == 1
+    # The model may have been unloaded since; the response is there all the same.
+    of.models(ticket.decision.replica, (ModelCard("another", b"{}"),), 2.0)
+    assert of.decide(poll, 3.0).replica == ticket.decision.replica
+
+
+def test_a_turn_without_a_prompt_has_no_home_to_leave() -> None:
+    of = engine("a", "b")
+    play(of, turn("s", 1)._replace(chain=Chain((), (), 0)), 0.0)
+    assert of.sessions(9) == []
 
 
 def test_without_tenants_an_unknown_response_is_for_the_replicas_to_judge() -> None:
@@ -455,6 +614,104 @@ def test_a_replica_that_fails_fast_does_not_look_idle() -> None:
         failed = ticket.decision.replica == A
         ticket.end(Outcome.SERVER_ERROR if failed else Outcome.COMPLETED, now + 0.01)
     assert taken[A] <= 4
+
+
+def send_poison(of: Engine, number: int, now: float) -> None:
+    """A prompt that no replica can serve, with its retries."""
+    failed: tuple[ReplicaId, ...] = ()
+    for attempt in range(3):
+        try:
+            ticket = of.admit(turn(f"poison-{number}"), now + attempt * 0.01, failed=failed)
+        except Refused:
+            return
+        ticket.end(Outcome.SERVER_ERROR, now + attempt * 0.01 + 0.005)
+        failed += (ticket.decision.replica,)
+
+
+@pytest.mark.parametrize(("replicas", "kept"), [("a", 1), ("ab", 1), ("abc", 2), ("abcde", 3)])
+def test_prompts_that_no_replica_can_serve_take_out_half_of_the_fleet_at_most(
+    replicas: str, kept: int
+) -> None:
+    of = engine(*replicas)
+    for number in range(400):
+        now = number * 0.05
+        send_poison(of, number, now)
+        if number % 20 == 0:
+            for name in replicas:
+                of.probe_passed(ReplicaId(name), now)
+        takes_turns = [s for s in of.replicas(now) if s.health in ("healthy", "probation")]
+        assert len(takes_turns) >= kept
+        # And whoever else comes is served.
+        of.admit(turn("fine"), now + 0.04).end(Outcome.CANCELLED, now + 0.04)
+
+
+def test_one_such_prompt_speaks_against_the_first_that_it_was_tried_on_alone() -> None:
+    of = engine("a", "b", "c")
+    send_poison(of, 1, 0.0)
+    assert sorted(status.recent_failures for status in of.replicas(0.0)) == pytest.approx([0, 0, 1], abs=0.01)
+
+
+def test_a_replica_that_fails_while_too_few_are_left_is_kept_and_that_is_said() -> None:
+    recorder = Recorder()
+    of = engine("a", "b", observer=recorder)
+    of.admit(turn("s"), 0.0, failed=(B,)).end(Outcome.CONNECT_FAILED, 0.0)
+    for at in (1.0, 1.1, 1.2, 1.3):
+        of.admit(turn("t"), at).end(Outcome.TIMEOUT, at)
+    status = of.replicas(1.4)[1]
+    assert (status.id, status.health) == (B, "healthy")
+    assert status.why == "turns failed in a row (3): timeout; kept, as too few others are left"
+    assert [fact for fact in recorder.facts if fact[0] == "health"][-1] == ("health", ("healthy", "healthy"))
+    assert of.decide(turn("u"), 1.5).replica == B
+
+
+def test_replicas_of_other_models_are_no_reason_to_spare_one() -> None:
+    of = engine("a", "b", "c")
+    for replica, model in ((A, "m"), (B, "n"), (C, "n")):
+        of.models(replica, (ModelCard(model, b"{}"),), 0.0)
+    for at in range(9):
+        of.admit(turn("s", model="m"), float(at)).end(Outcome.TIMEOUT, at + 0.1)
+    for at in range(9):
+        of.admit(turn("s", model="n"), float(at)).end(Outcome.TIMEOUT, at + 0.1)
+    assert [status.health for status in of.replicas(9.0)].count("down") == 1
+    assert of.replicas(9.0)[0].health == "healthy"
+
+
+def test_when_nobody_else_is_left_a_passed_probe_brings_a_replica_back_at_once() -> None:
+    of = engine("a", "b")
+    for at in (1.0, 1.1, 1.2):
+        of.admit(turn("s"), at, failed=()).end(Outcome.TIMEOUT, at)
+    first = next(status.id for status in of.replicas(1.3) if status.health == "down")
+    of.probe_passed(first, 1.3)
+    assert {status.health for status in of.replicas(1.3)} == {"down", "healthy"}
+    of.admit(turn("s"), 1.4).end(Outcome.DIED, 1.4)
+    assert refusal(of, turn("s"), 1.5).kind is ErrorKind.NONE_HEALTHY
+    of.probe_passed(first, 1.6)
+    assert of.admit(turn("s"), 1.6).decision.replica == first
+    status = next(status for status in of.replicas(1.7) if status.id == first)
+    assert (status.health, status.why) == ("probation", "probe passed, and no other is left")
+
+
+@pytest.mark.parametrize("change", ["removed", "replaced", "restarted"])
+def test_what_was_sent_to_a_replica_of_the_past_says_nothing_of_the_one_that_has_its_name(
+    change: str,
+) -> None:
+    recorder = Recorder()
+    of = engine("a", "b", observer=recorder)
+    of.report(A, Report(start_time=1.0), 0.0)
+    tickets = [of.admit(turn("s"), 0.0, failed=(B,)) for _ in range(5)]
+    if change == "restarted":
+        of.report(A, Report(start_time=900.0), 1.0)
+    else:
+        of.set_replicas(specs("b"), 1.0)
+        if change == "replaced":
+            of.set_replicas(specs("a", "b"), 1.0)
+            of.probe_passed(A, 1.0)
+    facts = len(recorder.facts)
+    for ticket in tickets:
+        ticket.end(Outcome.DIED, 2.0)
+    assert {kind for kind, _ in recorder.facts[facts:]} == {"ended"}
+    assert {status.health for status in of.replicas(3.0)} == {"healthy"}
+    assert all(status.recent_failures == 0.0 for status in of.replicas(3.0))
 
 
 def test_a_client_that_leaves_or_errs_says_nothing_of_the_replica() -> None:

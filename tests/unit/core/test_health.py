@@ -22,6 +22,7 @@ STARTING, HEALTHY, PROBATION, DOWN = State.STARTING, State.HEALTHY, State.PROBAT
 
 REFUSED = TurnFailed("connection refused", decisive=True)
 ERROR_500 = TurnFailed("status 500", decisive=False)
+SPARED_500 = TurnFailed("status 500", decisive=False, spared=True)
 PROBE_FAILED = ProbeFailed("timeout")
 
 
@@ -197,12 +198,13 @@ def test_a_return_that_takes_no_time_needs_no_allowance() -> None:
 @pytest.mark.parametrize(
     ("failure", "why"),
     [
-        (ERROR_500, "turn failed while returning: status 500"),
         (REFUSED, "turn failed while returning: connection refused"),
         (PROBE_FAILED, "probe failed while returning: timeout"),
     ],
 )
-def test_any_failure_while_it_returns_brings_it_down_again(failure: Event, why: str) -> None:
+def test_a_refused_connection_or_a_failed_probe_while_it_returns_brings_it_down_again(
+    failure: Event, why: str
+) -> None:
     (
         healthy()
         .given(REFUSED, at=0.0)
@@ -211,6 +213,59 @@ def test_any_failure_while_it_returns_brings_it_down_again(failure: Event, why: 
         .expect(PROBATION)
         .given(failure, at=3.0)
         .expect(DOWN, why=why)
+    )
+
+
+def test_errors_bring_a_returning_replica_down_by_as_many_in_a_row_as_a_healthy_one() -> None:
+    (
+        healthy()
+        .given(REFUSED, at=0.0)
+        .expect(DOWN)
+        .given(ProbePassed(), at=2.0)
+        .expect(PROBATION)
+        .given(ERROR_500, at=3.0)
+        .expect()
+        .given(ERROR_500, at=3.1)
+        .expect()
+        .given(TurnSucceeded(), at=3.2)
+        .expect()
+        .given(ERROR_500, at=3.3)
+        .expect()
+        .given(ERROR_500, at=3.4)
+        .expect()
+        .given(ERROR_500, at=3.5)
+        .expect(DOWN, why="turns failed in a row (3): status 500")
+    )
+
+
+def test_with_too_few_others_it_is_kept_which_is_said_once_until_turns_succeed_again() -> None:
+    kept = "turns failed in a row (3): status 500; kept, as too few others are left"
+    conversation = healthy().given(SPARED_500, at=1.0).expect().given(SPARED_500, at=1.1).expect()
+    for at in (1.2, 2.2):
+        conversation.given(SPARED_500, at=at).expect(HEALTHY, why=kept)
+        conversation.given(SPARED_500, at=at + 0.1).expect(why=kept)
+        conversation.given(TurnSucceeded(), at=at + 0.2).expect(why="turns succeed again")
+        conversation.given(SPARED_500, at=at + 0.3).expect().given(SPARED_500, at=at + 0.4).expect()
+    # Once there are others again, the next failure is one too many.
+    conversation.given(SPARED_500, at=4.0).expect(HEALTHY)
+    conversation.given(ERROR_500, at=4.1).expect(DOWN, why="turns failed in a row (4): status 500")
+
+
+def test_a_refused_connection_spares_nobody() -> None:
+    healthy().given(TurnFailed("connection refused", decisive=True, spared=True), at=1.0).expect(DOWN)
+
+
+def test_one_that_is_needed_comes_back_on_a_passed_probe_before_its_ejection_is_over() -> None:
+    (
+        healthy()
+        .given(REFUSED, at=1.0)
+        .expect(DOWN)
+        .given(ProbePassed(), at=1.5)
+        .expect()
+        .given(ProbePassed(needed=True), at=1.6)
+        .expect(PROBATION, why="probe passed, and no other is left")
+        .admits(0, at=1.6)
+        .declines(1, at=1.6)
     )
 
 
@@ -362,7 +417,16 @@ def test_a_late_failure_does_not_refresh_the_earlier_ones() -> None:
     assert tracker.recent_failures(30.0) == 1.0
 
 
-EVENTS: list[Event] = [ProbePassed(), PROBE_FAILED, TurnSucceeded(), ERROR_500, REFUSED, Restarted()]
+EVENTS: list[Event] = [
+    ProbePassed(),
+    ProbePassed(needed=True),
+    PROBE_FAILED,
+    TurnSucceeded(),
+    ERROR_500,
+    SPARED_500,
+    REFUSED,
+    Restarted(),
+]
 LEGAL = {
     (STARTING, HEALTHY),
     (HEALTHY, DOWN),
@@ -382,14 +446,17 @@ def test_whatever_comes_in_whatever_order_the_answers_tell_the_whole_story(
         now += passed
         for change in tracker.observe(event, now):
             assert change.before is told
-            assert (change.before, change.after) in LEGAL
+            if change.before is change.after:
+                assert event == SPARED_500
+                assert told in (HEALTHY, PROBATION)
+            else:
+                assert (change.before, change.after) in LEGAL
             assert change.why
             told = change.after
             if change.after is DOWN:
                 back_at = now + 2.0
-            if change.after is PROBATION:
-                assert event == ProbePassed()
-                assert now >= back_at
+            if change.before is DOWN:
+                assert event == ProbePassed(needed=True) or (event == ProbePassed() and now >= back_at)
         if event == Restarted():
             back_at = float("-inf")
         assert tracker.state is told

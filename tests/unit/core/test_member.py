@@ -1,5 +1,7 @@
 """One replica as the engine keeps it."""
 
+import pytest
+
 from router.base.ids import ReplicaId
 from router.core.fleet import ReplicaSpec, Report
 from router.core.health import ProbeFailed, ProbePassed, TurnFailed
@@ -21,28 +23,76 @@ class Turn:
 
 def test_a_missing_figure_is_none_and_never_zero() -> None:
     of = member()
-    assert (of.capacity_tokens, of.foreign_total) == (None, None)
-    of.note(Report(running=3.0, waiting=None, kv_capacity_tokens=900))
-    assert (of.capacity_tokens, of.foreign_total) == (900, None)
-    of.note(Report(running=3.0, waiting=2.0))
-    assert (of.capacity_tokens, of.foreign_total) == (None, 5.0)
+    assert (of.capacity_tokens, of.foreign, of.kv_usage) == (None, None, None)
+    of.note(Report(running=3.0, waiting=None, kv_capacity_tokens=900), 1.0)
+    assert (of.capacity_tokens, of.foreign, of.kv_usage) == (900, None, None)
+    of.note(Report(running=3.0, waiting=2.0, kv_usage=0.25), 2.0)
+    assert (of.capacity_tokens, of.foreign, of.kv_usage) == (None, 5.0, 0.25)
+
+
+def test_requests_of_others_are_those_that_were_not_ours_at_the_report() -> None:
+    of = member()
+    of.in_flight = 4
+    of.note(Report(running=5.0, waiting=1.0), 1.0)
+    assert of.foreign == 2.0
+    of.in_flight = 0
+    assert of.foreign == 2.0
+    of.in_flight = 9  # some of ours are still on their way there
+    of.note(Report(running=5.0, waiting=1.0), 2.0)
+    assert of.foreign == 0.0
+
+
+def test_load_that_five_looks_have_not_brought_anew_is_not_known() -> None:
+    of = member()
+    of.note(Report(running=1.0, waiting=0.0, kv_usage=0.99, kv_capacity_tokens=900), 0.0)
+    for _ in range(5):
+        of.looked_at()
+        assert (of.kv_usage, of.foreign) == (0.99, 1.0)
+    of.looked_at()
+    assert (of.kv_usage, of.foreign, of.capacity_tokens) == (None, None, 900)
+    of.note(Report(running=1.0, waiting=0.0, kv_usage=0.5, kv_capacity_tokens=900), 9.0)
+    assert (of.kv_usage, of.foreign) == (0.5, 1.0)
+
+
+def test_another_process_is_believed_anew_and_its_load_is_not_known() -> None:
+    of = member()
+    of.note(Report(running=1.0, waiting=0.0, kv_usage=0.99), 0.0)
+    for _ in range(40):
+        of.delivery.observe(3000, 0)
+    of.begin_again(7, 3, WorkingSet())
+    assert (of.epoch, of.shelf, of.restarts) == (7, 3, 1)
+    assert (of.kv_usage, of.foreign, of.delivery.trust, of.delivery.share) == (None, None, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "shared"), [("m", "m n", True), ("m", "n", False), ("m", None, True), (None, None, True)]
+)
+def test_replicas_share_what_both_serve_and_one_that_has_not_said_may_serve_any(
+    one: str | None, other: str | None, shared: bool
+) -> None:
+    first, second = member(), member()
+    first.models = frozenset(one.split()) if one is not None else None
+    second.models = frozenset(other.split()) if other is not None else None
+    assert first.shares_a_model_with(second) is second.shares_a_model_with(first) is shared
 
 
 def test_the_operators_word_on_capacity_goes_before_the_replicas() -> None:
     of = member(kv_tokens=500)
-    of.note(Report(kv_capacity_tokens=900))
+    of.note(Report(kv_capacity_tokens=900), 1.0)
     assert of.capacity_tokens == 500
+    of.configure(ReplicaSpec(ReplicaId("a"), "http://a:1"))
+    assert of.capacity_tokens == 900
 
 
 def test_it_is_well_when_healthy_and_not_draining() -> None:
     of = member()
-    assert not of.well
+    assert (of.well, of.takes_turns()) == (False, False)
     of.observe(ProbePassed(), 0.0)
-    assert of.well
+    assert (of.well, of.takes_turns()) == (True, True)
     of.draining = True
     of.settle()
     assert not of.well
-    assert not of.returning(0.0)
+    assert (of.returning(0.0), of.takes_turns()) == (False, False)
     assert of.describe() == "is draining"
     of.draining = False
     for at in (1.0, 2.0):

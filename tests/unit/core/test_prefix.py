@@ -6,7 +6,7 @@ from itertools import accumulate
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.core import prefix
@@ -32,6 +32,10 @@ def match(index: PrefixIndex, path: str) -> dict[int, int]:
     found = index.match(chain(path)[0])
     assert len(dict(found)) == len(found)
     return dict(found)
+
+
+def held_bytes(index: PrefixIndex, shelf: int) -> int:
+    return index._open[shelf].held_bytes
 
 
 def test_an_empty_index_matches_nothing() -> None:
@@ -71,8 +75,8 @@ def test_bytes_and_segments_are_counted_once_however_often_touched() -> None:
     touch(index, one, "Rac")
     touch(index, two, "Ra")
     touch(index, two, "")
-    assert (index.held_bytes(one), index.segments(one)) == (4 + 1 + 2 + 3, 4)
-    assert (index.held_bytes(two), index.segments(two)) == (4 + 1, 2)
+    assert (held_bytes(index, one), index.segments(one)) == (4 + 1 + 2 + 3, 4)
+    assert (held_bytes(index, two), index.segments(two)) == (4 + 1, 2)
     assert len(index) == 6
 
 
@@ -81,13 +85,13 @@ def test_a_full_shelf_loses_the_least_recent_chain_from_its_tail() -> None:
     shelf = index.open_shelf(4 + 1 + 2 + 3 + 3)
     touch(index, shelf, "Rab")
     touch(index, shelf, "Rcc")
-    assert index.held_bytes(shelf) == 13
+    assert held_bytes(index, shelf) == 13
     touch(index, shelf, "Rca")  # 1 byte too many: b, the tail of the oldest, goes
     assert match(index, "Rab") == {shelf: 2}
     touch(index, shelf, "Rcb")  # 1 byte over: a goes
     assert match(index, "Rab") == {shelf: 1}
     assert match(index, "Rcc") == {shelf: 3}
-    assert index.held_bytes(shelf) == 13
+    assert held_bytes(index, shelf) == 13
 
 
 def test_a_chain_longer_than_the_shelf_is_cut_and_spares_what_it_need_not_push_out() -> None:
@@ -106,10 +110,10 @@ def test_a_first_segment_larger_than_the_shelf_is_not_held_and_pushes_out_nothin
     index = PrefixIndex()
     shelf = index.open_shelf(capacity)
     touch(index, shelf, "ab")
-    before = index.held_bytes(shelf)
+    before = held_bytes(index, shelf)
     touch(index, shelf, "Rab")
     assert match(index, "Rab") == {}
-    assert index.held_bytes(shelf) == before == (3 if capacity else 0)
+    assert held_bytes(index, shelf) == before == (3 if capacity else 0)
 
 
 def test_a_shelf_that_shrinks_evicts_and_one_that_grows_holds_more() -> None:
@@ -137,7 +141,7 @@ def test_a_closed_shelf_matches_nothing_and_its_number_starts_empty() -> None:
     again = index.open_shelf(None)
     assert again == one
     assert match(index, "Rab") == {two: 2}
-    assert (index.held_bytes(again), index.segments(again)) == (0, 0)
+    assert (held_bytes(index, again), index.segments(again)) == (0, 0)
 
 
 def test_a_shelf_that_is_not_open_is_an_error() -> None:
@@ -148,8 +152,6 @@ def test_a_shelf_that_is_not_open_is_an_error() -> None:
         lambda: touch(index, shelf, "R"),
         lambda: index.resize(shelf, 1),
         lambda: index.close_shelf(shelf),
-        lambda: index.forget_beyond(shelf, (), 0),
-        lambda: index.held_bytes(shelf),
         lambda: index.segments(shelf),
     ):
         with pytest.raises(KeyError):
@@ -187,7 +189,7 @@ def test_a_large_shelf_shrinks_bit_by_bit_even_while_it_is_filled(monkeypatch: p
         touch(index, shelf, path)
         held.append(index.segments(shelf))
     assert held == [14, 12, 10, 8, 6, 4]
-    assert index.held_bytes(shelf) == 10
+    assert held_bytes(index, shelf) == 10
     assert match(index, "Rbbb") == {shelf: 4}
 
 
@@ -211,33 +213,6 @@ def test_the_bound_on_segments_takes_from_closed_shelves_first(monkeypatch: pyte
     assert match(index, "Rabcab") == {kept: 6}
     touch(index, kept, "Rabcabc")
     assert match(index, "Rabcabc") == {kept: 6}
-
-
-def test_forgetting_cuts_the_chain_and_what_hangs_behind_the_cut_is_not_found() -> None:
-    index = PrefixIndex()
-    one, two = index.open_shelf(None), index.open_shelf(None)
-    for shelf in (one, two):
-        touch(index, shelf, "Rabb")
-        touch(index, shelf, "Rac")
-    index.forget_beyond(one, chain("Rabbd")[0], 1)
-    assert match(index, "Rabb") == {one: 1, two: 4}
-    assert match(index, "Rac") == {one: 1, two: 3}
-    assert (index.segments(one), index.held_bytes(one)) == (2, 4 + 3)
-    index.forget_beyond(one, chain("Rabb")[0], 4)
-    assert match(index, "R") == {one: 1, two: 1}
-
-
-def test_what_hangs_behind_a_gap_ages_out_before_what_is_reachable() -> None:
-    index = PrefixIndex()
-    shelf = index.open_shelf(4 + 1 + 3 + 2)
-    touch(index, shelf, "Rac")
-    touch(index, shelf, "Rab")
-    index.forget_beyond(shelf, chain("Rab")[0], 1)
-    touch(index, shelf, "Rbb")  # c, cut off from its parent a, is the least recent
-    assert match(index, "Rbb") == {shelf: 3}
-    touch(index, shelf, "Rbba")
-    touch(index, shelf, "Rac")
-    assert match(index, "Rac") == {shelf: 3}
 
 
 # --- any order of calls
@@ -284,7 +259,6 @@ picks = st.integers(0, 3)
 calls = st.one_of(
     st.tuples(st.just("touch"), picks, paths),
     st.tuples(st.just("touch"), picks, paths),
-    st.tuples(st.just("forget"), picks, paths, st.integers(0, 4)),
     st.tuples(st.just("open"), capacities),
     st.tuples(st.just("close"), picks),
     st.tuples(st.just("resize"), picks, capacities),
@@ -293,7 +267,7 @@ scripts = st.lists(calls, max_size=50).map(lambda steps: [("open", 20), ("open",
 
 
 def check_invariants(index: PrefixIndex, seen: set[str]) -> None:
-    """Reads the index's own tables: the first two invariants of the module, and the sums."""
+    """Reads the index's own tables: the invariants of the module, and the sums."""
     listed: dict[int, int] = {}
     shelves = [*index._open.values(), *index._retired]
     for shelf in shelves:
@@ -302,6 +276,8 @@ def check_invariants(index: PrefixIndex, seen: set[str]) -> None:
             listed[segment] = listed.get(segment, 0) | shelf.bit
         recency = {segment: rank for rank, segment in enumerate(shelf.sizes)}
         for path in seen:
+            held = [segment in recency for segment in chain(path)[0]]
+            assert held == sorted(held, reverse=True), "a segment is held without one that precedes it"
             ranks = [recency[segment] for segment in chain(path)[0] if segment in recency]
             assert ranks == sorted(ranks, reverse=True), "a segment is more recent than its descendants"
     assert listed == index._masks
@@ -311,7 +287,6 @@ def check_invariants(index: PrefixIndex, seen: set[str]) -> None:
 
 @given(scripts, st.sampled_from([8, 15, 1000]))
 @settings(max_examples=150)
-@example([("open", 6), ("touch", 0, "Rab"), ("forget", 0, "Rab", 1), ("touch", 0, "Ra")], 15)
 def test_agrees_with_a_dictionary_under_any_order_of_calls(script: list[tuple[Any, ...]], room: int) -> None:
     index, model = PrefixIndex(max_segments=room), Model(room)
     seen = {"R"}
@@ -329,10 +304,6 @@ def test_agrees_with_a_dictionary_under_any_order_of_calls(script: list[tuple[An
                     seen.add(path)
                     touch(index, number, path)
                     model.touch(number, *chain(path))
-                case ("forget", _, path, depth):
-                    index.forget_beyond(number, chain(path)[0], depth)
-                    for segment in chain(path)[0][depth:]:
-                        model.shelves[number].pop(segment, None)
                 case ("close", _):
                     index.close_shelf(number)
                     del model.shelves[number]
@@ -344,7 +315,7 @@ def test_agrees_with_a_dictionary_under_any_order_of_calls(script: list[tuple[An
         assert len(index) == sum(map(len, model.shelves.values()))
         for number, held in model.shelves.items():
             assert index.segments(number) == len(held)
-            assert index.held_bytes(number) == sum(held.values())
+            assert held_bytes(index, number) == sum(held.values())
         for path in seen:
             assert match(index, path) == model.match(chain(path)[0])
 
@@ -370,8 +341,6 @@ def test_the_invariants_hold_while_large_shelves_drain(script: list[tuple[Any, .
                     case ("touch", _, path):
                         seen.add(path)
                         touch(index, number, path)
-                    case ("forget", _, path, depth):
-                        index.forget_beyond(number, chain(path)[0], depth)
                     case ("close", _):
                         index.close_shelf(number)
                         opened.remove(number)

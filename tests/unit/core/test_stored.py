@@ -3,7 +3,7 @@
 from router.base.ids import OPEN_TENANT, ReplicaId, SessionKey, TenantId
 from router.core.stored import Stored, StoredResponses
 
-KEPT = Stored(ReplicaId("a"), 0, SessionKey("s"), 7)
+KEPT = Stored(ReplicaId("a"), 0, SessionKey("s"), "m", 7)
 
 
 def test_a_response_is_its_tenants_own() -> None:

@@ -35,7 +35,7 @@ def ticket(books: Books, *, prompt: int = 100, cached: int = 40, computes: bool 
     decision = Decision(replica, Kind.PASS, "", "p", (), None, None, prompt, cached, 0, 10.0)
     member = Member(ReplicaSpec(replica, "http://a:1"), 0, 0, WorkingSet())
     member.pending_tokens = 60 if computes else 0
-    return Ticket(books, turn, decision, member, Model("m"))
+    return Ticket(books, turn, decision, member, Model("m"), 0)
 
 
 def test_the_first_of_each_moment_counts(books: Books) -> None:
@@ -46,7 +46,7 @@ def test_the_first_of_each_moment_counts(books: Books) -> None:
     of.end(Outcome.CANCELLED, 14.0)
     of.first_byte(15.0)
     assert books.told == [("accepted", 11.0), (Outcome.COMPLETED, 13.0)]
-    assert (of.ttft_s, of.open, of.member.pending_tokens) == (1.0, False, 0)
+    assert (of.ttft_s, of.member.pending_tokens) == (1.0, 0)
 
 
 def test_an_end_without_a_first_byte_gives_back_what_was_pending(books: Books) -> None:
