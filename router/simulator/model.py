@@ -237,6 +237,17 @@ class EngineModel:
             return self._now
         return self._loading[0][0] if self._loading else None
 
+    def next_outcome_time(self) -> float | None:
+        """The earliest that a `FirstToken` or `Finished` can come; `None` = not until a request comes.
+
+        For a driver that needs no more: while all that run decode and nobody can join them, it passes over
+        the steps between, which `advance` then leaps.
+        """
+        if not self._stepping or not self._pure or self._loading or (self._waiting and not self._blocked):
+            return self.next_event_time()
+        steps = min([seq.job.output_tokens - seq.generated for seq, _ in self._batch], default=1)
+        return self._anchor + (self._paced + steps - 1) * self._interval
+
     def advance(self, now: float) -> list[Event]:
         """Let time pass until `now`. Returns what happened since the last call, in order."""
         self._run(now, start=True)
@@ -287,7 +298,8 @@ class EngineModel:
         self._blocked = False
 
     def _start_step(self, now: float) -> bool:
-        """Begin a step at `_now`, or leap over several. False where there is nothing to compute."""
+        """Begin a step at `_now`, or leap over several. False where there is nothing to compute; True
+        without a step where to try again is not in vain."""
         if not self._running and not self._waiting:
             return False
         if self._pure and self._leap(now):
@@ -297,7 +309,8 @@ class EngineModel:
         if budget is not None:
             self._admit(batch, budget)
         if not batch:
-            return False
+            # Where the last that ran gave its blocks up there is something to start, and at once.
+            return budget is None
         seconds = 0.0
         decodes = prefills = False
         for seq, tokens in batch:

@@ -377,3 +377,64 @@ def test_how_often_the_driver_looks_changes_nothing(
         return ended(events + model.advance(1e6))
 
     assert ends(looks) == ends([])
+
+
+def test_one_that_gives_its_blocks_up_with_nobody_left_to_run_starts_again_at_once() -> None:
+    model = engine(kv_blocks=9, host_kv_blocks=20, host_gbps=2.0, max_num_seqs=3)
+    for number, (prompt, output) in enumerate([(42, 40), (33, 33), (64, 18)]):
+        model.submit(job(str(number), prompt, output, seed=number), 0.0)
+    # However far the driver looks ahead.
+    events = model.advance(1e6)
+    assert [event.at for event in events if isinstance(event, Preempted)][-1] == pytest.approx(1.239)
+    assert ended(events)["2"] == pytest.approx(1.24)
+
+
+def test_the_next_outcome_passes_over_steps_that_only_decode() -> None:
+    model = engine()
+    assert model.next_outcome_time() is None
+    model.submit(job("a", 100, 50), 0.0)
+    assert model.next_outcome_time() == 0.0
+    assert model.advance(0.0) == []
+    assert model.next_outcome_time() == 0.1
+    model.advance(0.1)
+    end = model.next_outcome_time()
+    assert end == pytest.approx(0.1 + 49 / 50)
+    assert end is not None
+    last = model.advance(end)[-1]
+    assert (type(last), last.at) == (Finished, end)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    arrivals=arrivals,
+    blocks=st.sampled_from([9, 14, 40]),
+    host=st.sampled_from([0, 20]),
+    seqs=st.sampled_from([1, 3, 50]),
+)
+def test_a_driver_that_sleeps_until_the_next_outcome_is_never_late(
+    arrivals: list[Arrival], blocks: int, host: int, seqs: int
+) -> None:
+    def outcomes(*, sleeps: bool) -> list[Event]:
+        settings = {"kv_blocks": blocks, "host_kv_blocks": host, "host_gbps": 2.0, "max_num_seqs": seqs}
+        model = engine(**settings)
+        found: list[Event] = []
+
+        def drive(until: float) -> None:
+            while (at := model.next_outcome_time() if sleeps else model.next_event_time()) is not None:
+                if at >= until:  # what comes at the same instant shares the step that begins then
+                    break
+                for event in model.advance(at):
+                    if isinstance(event, FirstToken | Finished):
+                        found.append(event)
+                        assert event.at == at or not sleeps
+
+        now = 0.0
+        for number, (gap, prompt, output, _) in enumerate(arrivals):
+            now += gap
+            drive(now)
+            # Prompts of their own: one that waits cannot come to share what another generates meanwhile.
+            model.submit(job(str(number), prompt, min(output, blocks * 16 - prompt), seed=number), now)
+        drive(1e6)
+        return found
+
+    assert outcomes(sleeps=True) == outcomes(sleeps=False)
