@@ -13,7 +13,7 @@ before any that has one, and a block that two requests compute at once is kept o
 
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from itertools import islice, repeat, takewhile
+from itertools import repeat
 from typing import NamedTuple
 
 
@@ -102,10 +102,7 @@ class BlockCache:
                 idle += shared
             if shared < len(run.hashes):
                 break
-        host = 0
-        if self._host:
-            host = len(list(takewhile(self._host.__contains__, islice(hashes, device, limit))))
-        return Match(device, idle, host)
+        return Match(device, idle, self._host_part(hashes, device, limit) if self._host else 0)
 
     def acquire(self, hashes: Sequence[int], limit: int) -> Lease:
         """Hold what the device has of the first `limit` blocks."""
@@ -223,15 +220,33 @@ class BlockCache:
                     run.parent.children -= 1
             self._to_host(evicted)
 
+    def _host_part(self, hashes: Sequence[int], start: int, limit: int) -> int:
+        """How many blocks from `start` on the host has, where `start` is the first that the device has not.
+
+        By bisection: a block comes to the host after its descendants and is pushed out after them, so one
+        that is there has all its ancestors there or on the device.
+        """
+        host = self._host
+        low, high = start, min(limit, len(hashes))
+        while low < high:
+            middle = (low + high + 1) // 2
+            if hashes[middle - 1] in host:
+                low = middle
+            else:
+                high = middle - 1
+        return low - start
+
     def _to_host(self, evicted: list[int]) -> None:
         if self.host_total == 0:
             return
         # Whole runs at a time: these loops over single blocks are all that the host tier costs.
-        if not self._host.keys().isdisjoint(evicted):
-            self._forget(evicted)
-        self._host.update(dict.fromkeys(reversed(evicted)))
-        for _ in range(len(self._host) - self.host_total):
-            self._host.popitem(last=False)
+        host = self._host
+        before = len(host)
+        host.update(dict.fromkeys(reversed(evicted)))
+        if len(host) < before + len(evicted):  # some lay there from earlier on, and kept their old places
+            deque(map(host.move_to_end, reversed(evicted)), maxlen=0)
+        if len(host) > self.host_total:
+            deque(map(host.popitem, repeat(False, len(host) - self.host_total)), maxlen=0)
 
     def _forget(self, blocks: Sequence[int]) -> None:
         deque(map(self._host.pop, blocks, repeat(None)), maxlen=0)
