@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from router import __version__
 from router.base.errors import HomingError, SettingsError
+from router.base.heap import settle_heap
 from router.base.system import allow_open_files
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ async def _serve_until_stopped(loaded: "Loaded[RouterConfig]", secrets: "Secrets
     stop = _stop_event()
     try:
         await router.start()
+        settle_heap()
         _announce(router)
         await stop.wait()
         print("homing: stopping; running turns may end (once more: at once)", file=sys.stderr, flush=True)
@@ -188,6 +190,39 @@ def _explain(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _replay(arguments: argparse.Namespace) -> int:
+    from router.simulator.replay.command import Options, run_replay
+    from router.simulator.replay.workload import Selection
+
+    if arguments.pull_gbps:
+        print("note: no policy pulls KV in this version; --pull-gbps changes nothing", file=sys.stderr)
+    options = Options(
+        trace=arguments.trace,
+        policies=arguments.policy or ["home"],
+        replicas=arguments.replicas,
+        kv_tokens=arguments.kv_tokens,
+        host_kv_tokens=arguments.host_kv_tokens,
+        kv_bytes_per_token=arguments.kv_bytes_per_token,
+        prefill_tps=arguments.prefill_tps,
+        decode_tps=arguments.decode_tps,
+        max_num_seqs=arguments.max_num_seqs,
+        batch_tokens=arguments.batch_tokens,
+        host_gbps=arguments.host_gbps,
+        selection=Selection(
+            rate=arguments.rate,
+            sessions=arguments.sessions,
+            max_turns=arguments.max_turns,
+            think_cap_s=arguments.think_cap,
+            seed=arguments.seed,
+        ),
+        seeds=arguments.seeds,
+        json=arguments.json,
+        report=arguments.report,
+    )
+    print(run_replay(options))
+    return 0
+
+
 # --- plumbing ---------------------------------------------------------------------------------------
 
 
@@ -293,6 +328,48 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--json", action="store_true", help="print JSON")
     explain.set_defaults(run=_explain)
 
+    replay = commands.add_parser("replay", help="replay a trace under policies, in virtual time")
+    replay.add_argument("trace", type=Path, metavar="TRACE", help="sessions or Mooncake's JSONL, maybe gzip")
+    replay.add_argument(
+        "--policy",
+        action="append",
+        metavar="FILE|NAME",
+        help="may be repeated: the others are compared to the first (default home)",
+    )
+    replay.add_argument("--replicas", type=_whole, default=4, metavar="N")
+    replay.add_argument("--kv-tokens", type=_whole, default=600_000, metavar="N", help="device KV")
+    replay.add_argument("--host-kv-tokens", type=_count, default=0, metavar="N", help="host KV; 0 = none")
+    replay.add_argument("--kv-bytes-per-token", type=_whole, default=163_840, metavar="N")
+    replay.add_argument("--prefill-tps", type=_rate, default=8000.0, metavar="N", help="tokens a second")
+    replay.add_argument(
+        "--decode-tps", type=_rate, default=50.0, metavar="N", help="tokens a second a sequence"
+    )
+    replay.add_argument("--max-num-seqs", type=_whole, default=256, metavar="N")
+    replay.add_argument("--batch-tokens", type=_whole, default=8192, metavar="N")
+    replay.add_argument(
+        "--host-gbps", type=_rate_or_none, default=400.0, metavar="N", help="host to device; 0 = no host KV"
+    )
+    replay.add_argument(
+        "--pull-gbps", type=_rate_or_none, default=0.0, metavar="N", help="between replicas; 0 = none"
+    )
+    replay.add_argument(
+        "--rate",
+        type=_rate_or_none,
+        default=0.0,
+        metavar="N",
+        help="sessions that begin a second, at random; 0 = at the trace's own times (default)",
+    )
+    replay.add_argument("--sessions", type=_whole, metavar="N", help="so many of the trace's (default all)")
+    replay.add_argument(
+        "--max-turns", type=_whole, metavar="N", help="a session's at most, sub-agents' not counted"
+    )
+    replay.add_argument("--think-cap", type=_duration, default=600.0, metavar="TIME", help="default 600s")
+    replay.add_argument("--seed", type=_count, default=0, metavar="N")
+    replay.add_argument("--seeds", type=_whole, default=1, metavar="N", help="so many, from --seed up")
+    replay.add_argument("--json", action="store_true", help="print JSON")
+    replay.add_argument("--report", type=Path, metavar="FILE", help="write an HTML page with plots")
+    replay.set_defaults(run=_replay)
+
     schema = commands.add_parser("schema", help="print the JSON schema of config and policy files")
     schema.set_defaults(run=_schema)
     return parser
@@ -303,6 +380,44 @@ def _port(text: str) -> int:
     if not 0 <= port <= 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port, 0 to 65535")
     return port
+
+
+def _count(text: str) -> int:
+    """A whole number from 0 up. The length is bounded, as Python refuses to read a longer one."""
+    if not (text.isascii() and text.isdigit() and len(text) <= 18):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(text)
+
+
+def _whole(text: str) -> int:
+    if (number := _count(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return number
+
+
+def _rate_or_none(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not 0 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 up")
+    return number
+
+
+def _rate(text: str) -> float:
+    if not (number := _rate_or_none(text)) > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return number
+
+
+def _duration(text: str) -> float:
+    from router.base.units import parse_duration
+
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 if __name__ == "__main__":

@@ -105,9 +105,9 @@ def _subcommands() -> dict[str, argparse.ArgumentParser]:
 
 def test_every_command_is_in_the_readme():
     assert [code(row[0])[0] for row in table("README.md", "Command")] == [
-        f"homing {name}" for name in ("serve", "demo", "engine", "check", "explain", "schema")
+        f"homing {name}" for name in ("serve", "demo", "engine", "check", "explain", "replay", "schema")
     ]
-    assert set(_subcommands()) == {"serve", "demo", "engine", "check", "explain", "schema"}
+    assert set(_subcommands()) == {"serve", "demo", "engine", "check", "explain", "replay", "schema"}
 
 
 def test_every_flag_of_the_simulated_replica_is_described_with_its_default():

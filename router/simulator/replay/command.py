@@ -1,0 +1,109 @@
+"""What `homing replay` does: reads the trace and the policies, replays, and says what came of it."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from router.base.errors import HomingError
+from router.core.plan import Plan
+from router.settings.build import build_plan
+from router.settings.load import load_policy
+from router.simulator.replay.compare import replay_seed
+from router.simulator.replay.page import page
+from router.simulator.replay.reading import read_trace
+from router.simulator.replay.report import as_json, as_text
+from router.simulator.replay.trace import Trace
+from router.simulator.replay.workload import Selection
+from router.simulator.settings import ReplicaSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """A replay as asked for. Capacities and rates are one replica's."""
+
+    trace: Path
+    policies: Sequence[str] = ("home",)
+    """Files, or names of shipped ones. The first is what the others are compared to."""
+    replicas: int = 4
+    kv_tokens: int = 600_000
+    host_kv_tokens: int = 0
+    kv_bytes_per_token: int = 163_840
+    prefill_tps: float = 8000.0
+    decode_tps: float = 50.0
+    max_num_seqs: int = 256
+    batch_tokens: int = 8192
+    host_gbps: float = 400.0
+    """0 = no host tier."""
+    selection: Selection = field(default_factory=Selection)
+    seeds: int = 1
+    """So many, counted up from the selection's."""
+    json: bool = False
+    report: Path | None = None
+    """An HTML page to write."""
+
+
+def run_replay(options: Options) -> str:
+    """Replay, write the report if one is asked for, and return what to print.
+
+    Raises `HomingError` for a trace, a policy or a figure that is no good, or a report that cannot be
+    written.
+    """
+    plans = _plans(options.policies)
+    trace = read_trace(options.trace)
+    settings = _settings(options, trace.block_tokens)
+    first = options.selection.seed
+    results = [
+        replay_seed(trace, replace(options.selection, seed=seed), plans, settings, options.replicas)
+        for seed in range(first, first + options.seeds)
+    ]
+    text = as_text(_heading(options, trace), results)
+    if options.report is not None:
+        try:
+            options.report.write_text(page(text, results), encoding="utf-8")
+        except OSError as error:
+            raise HomingError(f"{options.report}: {error.strerror}") from error
+    return json.dumps(as_json(results), indent=2) if options.json else text
+
+
+def _plans(named: Sequence[str]) -> list[Plan]:
+    plans: list[Plan] = []
+    for name in named:
+        plan = build_plan(load_policy(name).value)
+        if any(plan.name == other.name for other in plans):
+            raise HomingError(f"--policy {name}: there are two policies named {plan.name!r}; rename one")
+        plans.append(plan)
+    return plans
+
+
+def _settings(options: Options, block_tokens: int) -> ReplicaSettings:
+    blocks = options.kv_tokens // block_tokens
+    if blocks < 1:
+        raise HomingError(f"--kv-tokens {options.kv_tokens}: less than a block, {block_tokens} tokens here")
+    return ReplicaSettings(
+        block_size=block_tokens,
+        kv_blocks=blocks,
+        host_kv_blocks=options.host_kv_tokens // block_tokens if options.host_gbps else 0,
+        prefill_tps=options.prefill_tps,
+        decode_tps=options.decode_tps,
+        max_num_seqs=options.max_num_seqs,
+        batch_tokens=options.batch_tokens,
+        max_model_len=blocks * block_tokens,
+        host_gbps=options.host_gbps,
+        kv_bytes_per_token=options.kv_bytes_per_token,
+    )
+
+
+def _heading(options: Options, trace: Trace) -> str:
+    selection = options.selection
+    if selection.rate:
+        arrival = f"{selection.rate:g} sessions/s, seed {selection.seed}"
+    else:
+        arrival = (
+            "at the trace's own times" if trace.timed else "all at once (the trace has no times; see --rate)"
+        )
+    return (
+        f"{trace.name}: {arrival}; {options.replicas} replicas of {options.kv_tokens:,} tokens KV"
+        f" and {options.host_kv_tokens if options.host_gbps else 0:,} on the host,"
+        f" {options.prefill_tps:g} tokens/s prefill"
+    )

@@ -1,0 +1,176 @@
+"""A policy in virtual time: exact values where they can be worked out, and that nothing depends on luck."""
+
+from pathlib import Path
+
+import pytest
+
+from router.core.plan import Overload, Plan
+from router.core.strategies.ring import RingOnly
+from router.core.strategies.round_robin import RoundRobin
+from router.settings.build import build_plan
+from router.settings.load import load_policy
+from router.simulator.replay.fleet import FleetReplay
+from router.simulator.replay.reading import read_trace
+from router.simulator.replay.workload import Selection, choose
+from router.simulator.settings import ReplicaSettings
+
+SMALL = Path(__file__).parents[3] / "data" / "small-trace.jsonl"
+RING = Plan(name="ring", strategy=RingOnly())
+
+
+def settings(**other):
+    given = {"block_size": 64, "kv_blocks": 1000, "prefill_tps": 1000.0, "decode_tps": 50.0}
+    return ReplicaSettings(max_model_len=10**9, **(given | other))
+
+
+def play(trace, plan=RING, *, replicas=1, selection=None, seed=0, **replica):
+    held = settings(**replica)
+    workload = choose(trace, selection or Selection(seed=seed), held.context_tokens)
+    return FleetReplay(plan, workload, held, replicas=replicas, seed=seed)
+
+
+def test_a_turn_alone_waits_for_its_prefill_and_the_next_for_what_is_new(make):
+    # 1,000 tokens at 1,000 a second; 11 tokens at 50 a second, the first of them with the prefill's end.
+    trace = make.trace(make.session("s", (1000, 0, 11, 0.0), (1200, 15, 11, 5.0)))
+    measured = play(trace).run()
+    # 15 full blocks, 960 tokens, are there; the answer's 11 do not fill the 16th.
+    assert measured.ttft_s == pytest.approx([1.0, 0.24])
+    assert measured.session_s == pytest.approx([1.0 + 0.2 + 5.0 + 0.24 + 0.2])
+    assert (measured.prompt_tokens, measured.cached_tokens) == (2200, 960)
+    assert measured.prefilled == [1240]
+    assert measured.kinds == {"new": 1, "home": 1}
+    assert (measured.moves, measured.refused) == (0, 0)
+
+
+def test_the_answers_tokens_are_cached_too(make):
+    trace = make.trace(make.session("s", (960, 0, 129, 0.0), (1200, 15, 1, 0.0)))
+    assert play(trace).run().cached_tokens == 960 + 128
+
+
+def test_what_does_not_fit_the_device_is_read_back_from_the_host(make):
+    first = make.session("a", (640, 0, 1, 0.0), (704, 10, 1, 20.0))
+    between = make.session("b", (640, 0, 1, 0.0), at=5.0)
+    small = {"kv_blocks": 15, "kv_bytes_per_token": 1_000_000, "host_gbps": 8.0}
+    cold = play(make.trace(first, between), **small).run()
+    warm = play(make.trace(first, between), host_kv_blocks=100, **small).run()
+    # The other session took 5 of the first one's 10 blocks, from their end.
+    assert cold.ttft_s == pytest.approx([0.64, 0.64, 0.384])
+    assert warm.ttft_s[2] == pytest.approx(0.064 + 5 * 64 / 1000), "the rest comes at 1,000 tokens a second"
+    assert (cold.cached_tokens, warm.cached_tokens) == (320, 640)
+
+
+def test_a_session_that_is_sent_around_moves_and_computes_again(make):
+    trace = make.trace(make.session("s", *[(640, 0, 1, 0.0)] * 4))
+    measured = play(trace, Plan(name="round", strategy=RoundRobin()), replicas=2).run()
+    assert measured.kinds == {"new": 1, "spill": 3}
+    assert measured.moves == 3
+    assert measured.prefilled == [1280, 1280]
+
+
+def test_a_refused_turn_ends_its_session_and_is_not_counted_as_fast(make):
+    plan = Plan(name="tight", strategy=RingOnly(), overload=Overload(in_flight=1))
+    agent = make.agent(0.1, 1, make.session("late/a", (64, 0, 1, 0.0)))
+    trace = make.trace(
+        make.session("first", (1000, 0, 11, 0.0), (1000, 0, 1, 0.0)),
+        make.session("late", (64, 0, 1, 0.0), (64, 0, 1, 0.0), at=0.5, agents=[agent]),
+    )
+    measured = play(trace, plan).run()
+    assert measured.refused == 1
+    assert measured.ttft_s == pytest.approx([1.0, 1.0])
+    assert len(measured.session_s) == 1
+
+
+def test_a_sub_agent_runs_beside_its_parent_and_is_no_session_of_its_own_in_the_figures(make):
+    agent = make.agent(4.0, 1, make.session("s/a", (500, 0, 1, 0.0)))
+    trace = make.trace(make.session("s", (1000, 0, 1, 0.0), agents=[agent]))
+    measured = play(trace).run()
+    assert measured.ttft_s == pytest.approx([1.0, 0.5])
+    assert measured.session_s == pytest.approx([1.0])
+    assert measured.kinds["new"] == 2
+
+
+def test_turns_that_come_at_once_share_the_replica(make):
+    trace = make.trace(*(make.session(name, (1000, 0, 1, 0.0)) for name in "ab"))
+    # One step holds both prompts, so both first tokens come at its end.
+    assert play(trace).run().ttft_s == pytest.approx([2.0, 2.0])
+    assert play(trace, batch_tokens=1000).run().ttft_s == pytest.approx([1.0, 2.0])
+
+
+def test_the_engine_learns_what_a_live_one_does(make):
+    trace = make.trace(make.session("s", (1000, 0, 100, 0.0), (1280, 15, 11, 2.5)))
+    replay = play(trace, replicas=2)
+    seen = []
+    report = replay._engine.report
+    replay._engine.report = lambda replica, what, now: (
+        seen.append((now, replica, what)),
+        report(replica, what, now),
+    )  # type: ignore[method-assign,assignment]
+    replay.run()
+    engine = replay._engine
+    assert engine.in_flight() == 0
+    (session,) = engine.sessions(5)
+    assert session.resident_tokens == 1280 + 11
+    home, other = sorted(engine.replicas(1e6), key=lambda status: status.id != session.home)
+    assert (home.pending_tokens, home.health, home.capacity_tokens) == (0, "healthy", 64_000)
+    assert home.models == ("sim-model",)
+    assert home.working_set_tokens == 1291
+    looks = [(now, what.running) for now, replica, what in seen if replica == home.id]
+    # The first turn runs from 0 to 2.98, the second from 5.48 to 5.87. The last look of each shows the
+    # replica idle, after which there is none until the next turn.
+    busy_at = {"r0": [1.0, 2.0], "r1": [0.5, 1.5, 2.5, 5.5]}[home.id]
+    idle_at = {"r0": [3.0, 6.0], "r1": [3.5, 6.5]}[home.id]
+    assert looks == sorted([*((at, 1.0) for at in busy_at), *((at, 0.0) for at in idle_at)])
+    assert not [what for _, replica, what in seen if replica == other.id]
+
+
+def test_a_prediction_is_what_the_replica_then_finds(make):
+    trace = make.trace(make.session("s", (1000, 0, 11, 0.0), (1200, 15, 11, 5.0), (1500, 18, 1, 5.0)))
+    replay = play(trace)
+    decisions = []
+    admit = replay._engine.admit
+
+    def noting(turn, now):
+        ticket = admit(turn, now)
+        decisions.append(ticket.decision)
+        return ticket
+
+    replay._engine.admit = noting  # type: ignore[method-assign,assignment]
+    replay.run()
+    # The router counts in tokens, the replica in full blocks of 64.
+    assert [decision.prompt_tokens for decision in decisions] == [1000, 1200, 1500]
+    assert [decision.cached_tokens for decision in decisions] == [0, 1011, 1211]
+
+
+@pytest.mark.parametrize("policy", ["two-choices", "home"])
+def test_the_same_seed_gives_the_same_turns_and_another_seed_others(policy):
+    plan = build_plan(load_policy(policy).value)
+
+    def run(seed):
+        selection = Selection(rate=0.5, seed=seed)
+        return play(read_trace(SMALL), plan, replicas=3, selection=selection, seed=seed, kv_blocks=400).run()
+
+    assert run(3) == run(3)
+    assert run(3).ttft_s != run(4).ttft_s
+
+
+@pytest.mark.parametrize("policy", ["home", "round-robin"])
+def test_every_turn_is_answered_under_pressure(policy):
+    trace = read_trace(SMALL)
+    turns = sum(
+        len(session.turns) + sum(len(agent.session.turns) for agent in session.agents)
+        for session in trace.sessions
+    )
+    replay = play(
+        trace,
+        build_plan(load_policy(policy).value),
+        replicas=2,
+        kv_blocks=500,
+        host_kv_blocks=300,
+        max_num_seqs=4,
+        batch_tokens=512,
+    )
+    measured = replay.run()
+    assert len(measured.ttft_s) == turns == sum(measured.kinds.values())
+    assert len(measured.session_s) == len(trace.sessions)
+    assert replay._engine.in_flight() == 0
+    assert min(measured.ttft_s) > 0
