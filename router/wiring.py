@@ -114,6 +114,7 @@ class Router:
             timing=ProbeTiming(interval_s=config.probe.interval, timeout_s=config.probe.timeout),
             api_keys=secrets.replica_keys,
             tls=secrets.replica_tls,
+            on_silent=self.dataplane.give_up_on,
         )
         self._certificate = CertificateWatch(secrets.tls) if secrets.tls is not None else None
         self._set_replicas(build_replicas(config))

@@ -7,7 +7,7 @@ the engine; what does not come back is not reported, and the age of the last rep
 import asyncio
 import logging
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import Final
@@ -50,6 +50,9 @@ class ProbeTiming:
     models_every_s: float = 30.0
     models_retry_s: float = 5.0
     """When the model list could not be read."""
+    silent_after: int = 4
+    """Looks in a row that a replica fails before it is given up on: twice as many as take it down, since what
+    waits for it can be lost only once."""
 
 
 class _Watch:
@@ -58,6 +61,7 @@ class _Watch:
     __slots__ = (
         "answered",
         "complaint",
+        "failed",
         "metrics_fault",
         "models_due",
         "models_fault",
@@ -73,6 +77,8 @@ class _Watch:
         """Done after the first round, whatever came of it."""
         self.task: asyncio.Task[object] | None = None
         self.well = False
+        self.failed = 0
+        """Looks in a row."""
         self.start_time: float | None = None
         self.models_due = 0.0
         self.metrics_fault = ""
@@ -107,13 +113,16 @@ class Prober:
         timing: ProbeTiming | None = None,
         api_keys: Mapping[ReplicaId, str] | None = None,
         tls: Mapping[ReplicaId, ssl.SSLContext] | None = None,
+        on_silent: Callable[[ReplicaId, str], None] | None = None,
     ) -> None:
+        """`on_silent` is told of a replica that is given up on, and why, after each look from then on."""
         self._fleet = fleet
         self._clock = clock
         self._rng = rng
         self._timing = timing if timing is not None else ProbeTiming()
         self._api_keys = dict(api_keys or {})
         self._tls = dict(tls or {})
+        self._on_silent = on_silent
         self._watches: dict[ReplicaId, _Watch] = {}
         self._tasks = TaskOwner()
         self._session: aiohttp.ClientSession | None = None
@@ -198,8 +207,12 @@ class Prober:
             return
         except _ProbeError as error:
             watch.well = False
+            watch.failed += 1
             self._fleet.probe_failed(replica, str(error), self._clock.now())
+            if watch.failed >= self._timing.silent_after and self._on_silent is not None:
+                self._on_silent(replica, str(error))
             return
+        watch.failed = 0
         self._fleet.probe_passed(replica, self._clock.now())
         if not watch.well:
             # It may have come back as another process, with other models.

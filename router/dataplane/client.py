@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import httptools
 
 from router.base.errors import ErrorKind, Refused
-from router.base.ids import TenantId
+from router.base.ids import ReplicaId, TenantId
 from router.core.observe import Outcome
 from router.dataplane.departure import CHECK_AFTER_S, INTERIM, WATCH_S, has_ended, has_left, unacknowledged
 from router.dataplane.exchange import Exchange, Phase
@@ -511,6 +511,11 @@ class ClientConnection(asyncio.Protocol):
             self._refusal = Refused(ErrorKind.STOPPING, message, retry_after_s=1.0)
             self._stop_reading()
             self._next()
+
+    def given_up_on(self, replica: ReplicaId, why: str) -> None:
+        """A replica answers nobody any more."""
+        if self._exchange is not None:
+            self._exchange.given_up_on(replica, why)
 
     def abort(self) -> None:
         """Close at once."""

@@ -45,6 +45,10 @@ _KIND_LINES: Final = {
 # that breaks later than this had the request in hand.
 _STALE_S: Final = 0.1
 
+# Servers close connections that have been idle for seconds, 5 s with uvicorn. One that breaks on a connection
+# that it used so lately did not close it for that.
+_JUST_USED_S: Final = 1.0
+
 
 class Phase(Enum):
     """How far an exchange is."""
@@ -64,7 +68,9 @@ class Exchange:
         "_content",
         "_failed",
         "_head",
+        "_in_hand",
         "_keep",
+        "_last_used",
         "_opening",
         "_outcomes",
         "_plane",
@@ -74,7 +80,6 @@ class Exchange:
         "_request_id",
         "_resent",
         "_response",
-        "_reused",
         "_routed",
         "_sent_at",
         "_tenant",
@@ -82,6 +87,7 @@ class Exchange:
         "_upstream",
         "_whole",
         "_whole_bytes",
+        "_whole_held",
         "held",
         "phase",
     )
@@ -101,7 +107,8 @@ class Exchange:
         self._tenant = tenant
         self._content: bytes | None = content
         self.held = len(content)
-        """Request bytes that count against the plane's budget until the answer begins."""
+        """Bytes of the request, and of an answer that is gathered whole, that count against the budget until
+        the answer begins."""
         self.phase = Phase.WAITING
         self._keep = True
         self._request_id = b""
@@ -111,8 +118,9 @@ class Exchange:
         self._upstream: UpstreamConnection | None = None
         self._opening: asyncio.Task[object] | None = None
         self._sent_at = 0.0
-        self._reused = False
+        self._last_used: float | None = None
         self._resent = False
+        self._in_hand = False
         self._failed: tuple[ReplicaId, ...] = ()
         self._outcomes: tuple[Outcome, ...] = ()
         self._response: ResponseHead | None = None
@@ -122,6 +130,7 @@ class Exchange:
         self._reader: StreamReader | None = None
         self._whole: list[bytes] | None = None
         self._whole_bytes = 0
+        self._whole_held = 0
 
     # --- towards the replica ------------------------------------------------------------------------
 
@@ -159,10 +168,10 @@ class Exchange:
         self._pool = pool = self._plane.pools[self._ticket.decision.replica]
         connection = pool.take() if reuse else None
         if connection is not None:
-            self._reused = True
+            self._last_used = connection.idle_since
             self._send(connection)
         else:
-            self._reused = False
+            self._last_used = None
             self._opening = self._plane.tasks.spawn(
                 self._connect(self._opened), name=f"connect {pool.replica}"
             )
@@ -190,7 +199,7 @@ class Exchange:
             message = f"the router cannot connect to a replica: {system_words(made)}; try again shortly"
             self._give_up(Outcome.SHORTAGE, Refused(ErrorKind.SHORTAGE, message, retry_after_s=1.0))
         elif isinstance(made, OSError):
-            outcome = Outcome.DIED if self._resent and self._held_by_replica() else Outcome.CONNECT_FAILED
+            outcome = Outcome.DIED if self._resent and self._in_hand else Outcome.CONNECT_FAILED
             self._attempt_failed(outcome, f"cannot be reached: {system_words(made)}")
         else:
             self._send(made)
@@ -206,9 +215,6 @@ class Exchange:
         connection.send(self, (head, *routed.body), head_only=self._head.method == b"HEAD")
         if self._client.write_paused:
             connection.pause()
-
-    def _held_by_replica(self) -> bool:
-        return self._plane.now() - self._sent_at > _STALE_S
 
     # --- from the replica ---------------------------------------------------------------------------
 
@@ -276,6 +282,16 @@ class Exchange:
                     if outcome is Outcome.SERVER_ERROR and self._move_on(outcome):
                         return
         elif self._whole is not None:
+            self._client.progress += 1
+            if self._whole:
+                # What one read brings every connection may hold; more of it is counted.
+                try:
+                    self._plane.hold(len(piece))
+                except Refused as refusal:
+                    self._give_up(Outcome.OVER_LIMIT, refusal)
+                    return
+                self._whole_held += len(piece)
+                self.held += len(piece)
             self._whole.append(piece)
             self._whole_bytes += len(piece)
             if self._whole_bytes > self._plane.limits.body:
@@ -348,9 +364,13 @@ class Exchange:
     def on_broken(self, why: str, *, answered: bool) -> None:
         """The connection to the replica is gone before the end of the answer."""
         self._upstream = None
-        if self._reused and not answered and not self._resent and self.phase is Phase.WAITING:
-            # The replica closed an idle connection as the request was on its way: it goes again.
+        last_used = self._last_used
+        if last_used is not None and not answered and not self._resent and self.phase is Phase.WAITING:
+            # The replica closed an idle connection as the request was on its way: it goes again. If nobody
+            # is there by then, the replica may as well have died of it, which the times tell.
             self._resent = True
+            sent_at, now = self._sent_at, self._plane.now()
+            self._in_hand = now - sent_at > _STALE_S or sent_at - last_used < _JUST_USED_S
             self._dispatch(reuse=False)
             return
         # Whether the replica died decides whether the turn may go to another one.
@@ -423,12 +443,24 @@ class Exchange:
         else:
             self._refuse(Refused(ErrorKind.UPSTREAM_FAILED, message))
 
+    def given_up_on(self, replica: ReplicaId, why: str) -> None:
+        """The replica answers nobody any more. A turn of which nothing has come may move on: what ails a
+        replica that is asked about its health and is silent need not be this turn."""
+        ticket = self._ticket
+        if self.phase is Phase.WAITING and ticket is not None and ticket.decision.replica == replica:
+            self._leave_replica()
+            self._attempt_failed(Outcome.CUT, f"does not answer its probes either: {why}")
+
     def _forget_answer(self) -> None:
         self._response = None
         self._prepared = None
         self._reader = None
         self._whole = None
         self._whole_bytes = 0
+        if self._whole_held:
+            self._plane.give_back(self._whole_held)
+            self.held -= self._whole_held
+            self._whole_held = 0
         self._chunked = False
         self._accepted = False
         self._keep = True

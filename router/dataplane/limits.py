@@ -13,7 +13,7 @@ class Limits:
     clients: int = sys.maxsize
     """Client connections at once. One more is answered 503: each may need a second one, to a replica."""
     held_bytes: int = 2 * 2**30
-    """All request bodies held at once, over all clients."""
+    """All request bodies, and answers gathered whole, held at once, over all clients."""
     head: int = 64 * 2**10
     """One request or response head."""
     first_byte_s: float = 600.0

@@ -2,14 +2,30 @@
 
 import asyncio
 import errno
+import socket
 import ssl
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 from urllib.parse import urlsplit
 
 from router.base.ids import ReplicaId
 from router.dataplane.limits import Limits
 from router.dataplane.upstream import UpstreamConnection
+
+# A host that has vanished sends nothing, not even a reset. The kernel asks after it, from 15 s of silence on,
+# and ends the connection if neither that nor what was sent is acknowledged.
+_WATCH: Final = tuple(
+    (level, getattr(socket, option), value)
+    for level, option, value in (
+        (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
+        (socket.IPPROTO_TCP, "TCP_KEEPIDLE", 15),
+        (socket.IPPROTO_TCP, "TCP_KEEPINTVL", 5),
+        (socket.IPPROTO_TCP, "TCP_KEEPCNT", 3),
+        (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", 60_000),
+    )
+    if hasattr(socket, option)
+)
 
 
 class Pool:
@@ -94,9 +110,12 @@ class Pool:
         loop = asyncio.get_running_loop()
         make: Callable[[], UpstreamConnection] = lambda: UpstreamConnection(self, self._limits.head)  # noqa: E731
         async with asyncio.timeout(self._limits.connect_s):
-            _, connection = await loop.create_connection(make, self._host, self._port, ssl=self._tls)
+            transport, connection = await loop.create_connection(make, self._host, self._port, ssl=self._tls)
         if not connection.usable:
             raise ConnectionResetError(errno.ECONNRESET, "lost as soon as it was made")
+        watched = transport.get_extra_info("socket")
+        for level, option, value in _WATCH:
+            watched.setsockopt(level, option, value)
         # Counted here and not when it is made: uvloop closes one whose making is cancelled at that very
         # moment, and does not tell it of its end.
         self._open.add(connection)

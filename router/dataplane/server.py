@@ -165,6 +165,15 @@ class DataPlane:
                 )
                 self._urls[replica] = address
 
+    def give_up_on(self, replica: ReplicaId, why: str) -> None:
+        """Wait no longer for the replica, which answers nobody: turns of which nothing has come move on."""
+        for connection in tuple(self.connections):
+            try:
+                connection.given_up_on(replica, why)
+            except Exception:  # noqa: BLE001 - one connection's fault must not keep the others waiting
+                _log.exception("giving up on replica %s failed", replica)
+                connection.abort()
+
     # --- for connections and exchanges --------------------------------------------------------------
 
     def tenant_of(self, head: Head) -> TenantId:
@@ -191,18 +200,19 @@ class DataPlane:
         return tenant
 
     def hold(self, size: int) -> None:
-        """Count request bytes held. Raises `Refused` where the budget does not allow them."""
+        """Count bytes held, of requests and of answers that are gathered whole. Raises `Refused` where the
+        budget does not allow them."""
         if self.held_bytes + size > self.limits.held_bytes:
             raise Refused(
                 ErrorKind.HELD_BYTES_FULL,
-                f"the router holds {self.held_bytes} bytes of request bodies, its limit is"
+                f"the router holds {self.held_bytes} bytes of bodies, its limit is"
                 f" {self.limits.held_bytes} (limits.held_bytes); try again shortly",
                 retry_after_s=1.0,
             )
         self.held_bytes += size
 
     def give_back(self, size: int) -> None:
-        """Uncount request bytes."""
+        """Uncount bytes held."""
         self.held_bytes -= size
 
     def release(self, exchange: Exchange) -> None:

@@ -14,6 +14,8 @@ from support.plane import until
 
 from router.base.ids import TenantId
 from router.explain import ask_admin
+from router.simulator.faults import Fault
+from router.simulator.faults import Kind as FaultKind
 
 SOON = "50ms"
 """Between two looks at a replica, for tests that wait for the next one."""
@@ -615,3 +617,15 @@ async def test_stopping_answers_a_turn_that_still_waits_when_the_grace_is_over()
         assert answer.response.status_code == 503
         assert answer.response.headers["retry-after"] == "1"
         assert answer.json["error"]["code"] == "stopping"
+
+
+async def test_a_turn_leaves_a_replica_that_has_gone_silent_long_before_its_time_is_up() -> None:
+    async with fleet(2, config={"probe": {"interval": SOON, "timeout": SOON}}) as running:
+        first = await running.chat([user("hi")], headers={"X-Session-ID": "s"})
+        silent = running.replicas[first.replica]
+        silent.api.faults.arm(Fault(FaultKind.HANG))
+        answer = await asyncio.wait_for(running.chat([user("hi")], headers={"X-Session-ID": "s"}), 5.0)
+        assert (answer.response.status_code, answer.kind) == (200, "failover")
+        assert answer.replica != first.replica
+        assert running.status(first.replica).health == "down"
+        silent.api.faults.clear()

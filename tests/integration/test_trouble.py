@@ -9,6 +9,7 @@ import pytest
 from support.plane import data_plane, settled, until
 from support.raw import RawReplica, Request, Stream, chat, post, raw_client, raw_replica
 
+from router.base.ids import ReplicaId
 from router.core.plan import Plan, Retry
 from router.core.strategies.priced import Priced
 from router.dataplane.limits import Limits
@@ -144,10 +145,170 @@ async def test_a_replica_that_went_away_idle_does_not_fail_the_next_turn() -> No
     async with raw_replica(ok) as one, raw_replica(ok) as two, data_plane([one.url, two.url]) as plane:
         async with raw_client(plane.port) as client:
             home = await home_of(plane, client)
+            # Used so lately that it would look like a death.
+            plane.pools[ReplicaId(home)]._idle[0].idle_since -= 1.0
             await (one if home == "r0" else two).stop()
             # Sent at once, before the router can have noticed: the pooled connection is dead.
             response = await client.exchange(post(chat(), "X-Session-ID: one"))
             assert (response.status, response.headers["x-homing-decision"]) == (200, "failover")
+
+
+async def test_a_prompt_that_fells_its_engine_at_once_on_a_connection_in_use_fells_no_second_one() -> None:
+    async with raw_replica(ok) as one, raw_replica(ok) as two, data_plane([one.url, two.url]) as plane:
+        async with raw_client(plane.port) as client:
+            replicas = {"r0": one, "r1": two}
+            home = await home_of(plane, client)
+            victim = replicas[home]
+            other = two if victim is one else one
+
+            async def die(_request: Request, _stream: Stream) -> None:
+                await victim.stop()
+
+            victim.answer = die
+            response = await client.exchange(post(chat("poison"), "X-Session-ID: one"))
+            assert response.status == 502
+            assert "fells one engine" in str(response.json()["error"])
+            assert [request.connection for request in victim.requests] == [0, 0]
+            assert other.requests == []
+
+
+async def test_a_turn_leaves_a_replica_that_is_given_up_on_before_its_first_byte() -> None:
+    async with raw_replica(ok) as one, raw_replica(ok) as two, data_plane([one.url, two.url]) as plane:
+        async with raw_client(plane.port) as client, raw_client(plane.port) as elsewhere:
+            homes = {await home_of(plane, client, session): session for session in "abcdefgh"}
+            one.answer = two.answer = hang
+            one.requests.clear()
+            two.requests.clear()
+            await client.send(post(chat(), f"X-Session-ID: {homes['r0']}"))
+            await elsewhere.send(post(chat(), f"X-Session-ID: {homes['r1']}"))
+            await until(lambda: one.requests and two.requests)
+            two.answer = ok
+            plane.give_up_on(ReplicaId("r0"), "/health did not answer")
+            response = await client.response()
+            assert (response.status, response.headers["x-homing-decision"]) == (200, "failover")
+            assert response.headers["x-homing-replica"] == "r1"
+            await until(lambda: one.open == 0)
+            assert (len(one.requests), len(two.requests)) == (1, 2)
+            assert plane.engine.in_flight() == 1  # the one elsewhere waits on
+            elsewhere.abort()
+
+
+async def test_with_nowhere_to_go_a_turn_is_told_that_its_replica_was_given_up_on() -> None:
+    async with raw_replica(hang) as one, data_plane([one.url]) as plane, raw_client(plane.port) as client:
+        await client.send(post(chat()))
+        await until(lambda: one.requests)
+        plane.give_up_on(ReplicaId("r0"), "/health did not answer")
+        response = await client.response()
+        assert response.status == 502
+        assert "replica r0 does not answer its probes either" in str(response.json()["error"])
+
+
+async def test_a_stream_that_has_begun_outlasts_probes_that_fail() -> None:
+    go_on = asyncio.Event()
+
+    async def answer(_request: Request, stream: Stream) -> None:
+        await stream.start_events()
+        await stream.chunk(EVENT)
+        await go_on.wait()
+        await stream.chunk(DONE)
+        await stream.end()
+
+    async with raw_replica(answer) as one, data_plane([one.url]) as plane, raw_client(plane.port) as client:
+        await client.send(post(chat(stream=True)))
+        await client.reader.readuntil(b"\n\n\r\n")
+        plane.give_up_on(ReplicaId("r0"), "/health did not answer")
+        go_on.set()
+        assert DONE in await client.reader.readuntil(b"0\r\n\r\n")
+
+
+async def test_the_kernel_watches_over_connections_to_replicas() -> None:
+    async with raw_replica(ok) as one, data_plane([one.url]) as plane, raw_client(plane.port) as client:
+        assert (await client.exchange(post(chat()))).status == 200
+        transport = plane.pools[ReplicaId("r0")]._idle[0]._transport
+        assert transport is not None
+        connection = transport.get_extra_info("socket")
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 15
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000
+
+
+async def test_a_whole_answer_that_comes_slowly_but_steadily_is_waited_for() -> None:
+    async def slow(_request: Request, stream: Stream) -> None:
+        body = orjson.dumps(OK)
+        await stream.send(
+            b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+        )
+        for byte in body[:6]:
+            await stream.send(bytes([byte]))
+            await asyncio.sleep(0.2)
+        await stream.send(body[6:])
+
+    limits = Limits(first_byte_s=0.4)
+    async with raw_replica(slow) as one, data_plane([one.url], limits=limits) as plane:
+        async with raw_client(plane.port) as client:
+            assert (await client.exchange(post(chat()))).json() == OK
+
+
+async def test_answers_that_are_gathered_whole_count_against_the_budget() -> None:
+    more = asyncio.Event()
+
+    async def halves(_request: Request, stream: Stream) -> None:
+        await stream.send(
+            b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 60002\r\n\r\n"
+        )
+        for _ in range(3):
+            await stream.send(b'"' + b"x" * 20_000 if not more.is_set() else b"x" * 20_000)
+            await asyncio.sleep(0.05)
+            more.set()
+        await stream.send(b'"')
+
+    async with (
+        raw_replica(halves) as one,
+        data_plane([one.url], limits=Limits(held_bytes=50_000)) as plane,
+        raw_client(plane.port) as client,
+    ):
+        await client.send(post(chat()))
+        await until(lambda: plane.held_bytes > 20_000)
+        assert (await client.response()).status == 200
+        assert plane.held_bytes == 0
+    more.clear()
+    async with (
+        raw_replica(halves) as one,
+        data_plane([one.url], limits=Limits(held_bytes=30_000)) as plane,
+        raw_client(plane.port) as client,
+    ):
+        response = await client.exchange(post(chat()))
+        assert response.status == 503
+        assert response.json()["error"]["code"] == "held_bytes_full"  # type: ignore[index]
+        assert plane.held_bytes == 0
+        assert plane.engine.replicas(plane.now())[0].recent_failures == 0.0
+
+
+async def test_what_was_gathered_of_an_answer_that_broke_off_is_given_back() -> None:
+    async def cut(_request: Request, stream: Stream) -> None:
+        await stream.send(
+            b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 99999\r\n\r\n"
+        )
+        for _ in range(3):
+            await stream.send(b"x" * 20_000)
+            await asyncio.sleep(0.02)
+        stream.abort()
+
+    seen: list[int] = []
+
+    async def look(_request: Request, stream: Stream) -> None:
+        seen.append(plane.held_bytes)
+        await stream.send_json(OK)
+
+    async with raw_replica(cut) as one, raw_replica(cut) as two, data_plane([one.url, two.url]) as plane:
+        async with raw_client(plane.port) as client:
+            request = post(chat())
+            await client.send(request)
+            await until(lambda: one.requests or two.requests)
+            (two if one.requests else one).answer = look
+            assert (await client.response()).json() == OK
+            assert seen == [len(request.partition(b"\r\n\r\n")[2])]
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,32 @@ async def test_a_replica_that_does_not_answer_in_time_fails_with_the_time() -> N
             assert fleet.failed[0] == (A, "/health did not answer within 0.05 s")
 
 
+async def test_a_replica_that_fails_four_looks_in_a_row_is_told_of_until_it_answers() -> None:
+    told: list[tuple[ReplicaId, str, int]] = []
+    async with serving() as replica:
+        fleet = fleet_of(a=replica.url)
+        prober = Prober(
+            fleet,
+            SystemClock(),
+            Random(1),
+            timing=ProbeTiming(interval_s=0.01),
+            on_silent=lambda name, why: told.append((name, why, len(fleet.failed))),
+        )
+        try:
+            await prober.first_round(5.0)
+            replica.health = 503
+            await fleet.until(lambda: len(fleet.failed) >= 3)
+            replica.health = 200
+            seen = len(fleet.passed)
+            await fleet.until(lambda: len(fleet.passed) > seen)
+            assert (len(fleet.failed), told) == (3, [])
+            replica.health = 503
+            await fleet.until(lambda: len(fleet.failed) >= 9)
+            assert told[:2] == [(A, "/health answered 503", 7), (A, "/health answered 503", 8)]
+        finally:
+            await prober.close()
+
+
 async def test_a_replica_that_is_not_there_fails_with_the_reason() -> None:
     fleet = fleet_of(a=dead_url())
     async with probing(fleet) as prober:
