@@ -6,7 +6,6 @@ from router.base.ids import SessionKey
 from router.core.hashing import hash64
 from router.core.ratio import TokenRatio
 
-
 _TAG: Final = 16
 """Digits that tell a session's models apart."""
 
