@@ -93,7 +93,7 @@ class Router:
             tenant_header=config.access.tenant_header,
             tls=secrets.tls.context if secrets.tls is not None else None,
         )
-        metrics = Metrics(self.counters, self.engine, self.clock)
+        metrics = Metrics(self.counters, self.engine, self.dataplane, self.clock)
         self.admin = AdminServer(
             self.engine,
             self.clock,

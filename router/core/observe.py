@@ -62,7 +62,8 @@ class Ended(NamedTuple):
     outcome: Outcome
     usage: Usage | None
     ttft_s: float | None
-    """First answer byte after dispatch; `None` where none came or where it says nothing of prefill."""
+    """From the first attempt's dispatch to the first answer byte; `None` where none came or where it says
+    nothing of prefill."""
     duration_s: float
     now: float
 

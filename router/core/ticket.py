@@ -30,6 +30,7 @@ class Ticket:
     __slots__ = (
         "_books",
         "_open",
+        "began",
         "decision",
         "depth",
         "epoch",
@@ -56,8 +57,10 @@ class Ticket:
         self.missing = missing if missing > 0 and turn.computes else 0
         """Prompt tokens that the replica has yet to prefill."""
         self._open = True
+        self.began = decision.at
+        """When the turn was first given to a replica: to an earlier one, where that failed it."""
         self.ttft_s: float | None = None
-        """From the decision to the first answer byte; `None` until then."""
+        """From then to the first answer byte; `None` until that comes."""
 
     def first_byte(self, now: float) -> None:
         """The replica accepted the turn (2xx) and its first answer byte is here.
@@ -66,7 +69,7 @@ class Ticket:
         """
         if not self._open or self.ttft_s is not None:
             return
-        self.ttft_s = now - self.decision.at
+        self.ttft_s = now - self.began
         self.prefilled()
         self._books.accepted(self, now)
 

@@ -464,6 +464,7 @@ class ClientConnection(asyncio.Protocol):
         self._linger()
 
     def _write_refusal(self, refusal: Refused) -> None:
+        self._plane.count_error(refusal)
         body = body_of(refusal, anthropic=self._url.startswith(b"/v1/messages"))
         retry = (
             b"retry-after: %d\r\n" % max(1, round(refusal.retry_after_s))

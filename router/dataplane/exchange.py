@@ -418,6 +418,7 @@ class Exchange:
             self._upstream.abort()
             self._upstream = None
         self._forget_answer()
+        following.began = ticket.began
         self._ticket = following
         self._resent = False
         self._dispatch(reuse=True)
@@ -479,6 +480,7 @@ class Exchange:
             self._forget_answer()
             self._refuse(refusal)
             return
+        self._plane.count_error(refusal)
         client, reader = self._client, self._reader
         if reader is None:
             # A body of another kind: only its broken framing can say that it is not whole.
@@ -573,6 +575,7 @@ class Exchange:
 
     def _refuse(self, refusal: Refused) -> None:
         """Answer with a problem."""
+        self._plane.count_error(refusal)
         extra = b""
         if refusal.retry_after_s is not None:
             extra = b"retry-after: %d\r\n" % max(1, round(refusal.retry_after_s))

@@ -5,6 +5,7 @@ import itertools
 import logging
 import secrets
 import ssl
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -21,6 +22,7 @@ from router.dataplane.head import Head, HeadReader
 from router.dataplane.limits import Limits
 from router.dataplane.local import LocalEndpoints
 from router.dataplane.pool import Pool
+from router.dataplane.problems import status_of
 from router.dataplane.routing import Routing
 from router.settings.access import AccessKeys
 
@@ -72,6 +74,9 @@ class DataPlane:
         self.pools: dict[ReplicaId, Pool] = {}
         self.connections: set[ClientConnection] = set()
         self.held_bytes = 0
+        self.errors: defaultdict[tuple[ErrorKind, int], int] = defaultdict(int)
+        """Requests that got an error of the router's own, and streams that ended in one, by kind and by the
+        status that says it."""
         self.stopping = False
         """Whether no connection is to outlive the request that is arriving or in progress on it."""
         self._access = access
@@ -214,6 +219,10 @@ class DataPlane:
     def give_back(self, size: int) -> None:
         """Uncount bytes held."""
         self.held_bytes -= size
+
+    def count_error(self, refusal: Refused) -> None:
+        """A client was told of this."""
+        self.errors[refusal.kind, status_of(refusal)] += 1
 
     def release(self, exchange: Exchange) -> None:
         """Uncount what an exchange held. May be called again."""

@@ -6,7 +6,7 @@ describes each, and a test holds the two together.
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sized
 from typing import Final, Protocol
 
 from opentelemetry.sdk.metrics.export import (
@@ -21,6 +21,7 @@ from opentelemetry.sdk.metrics.export import Histogram as HistogramData
 
 import router
 from router.base.clock import Clock
+from router.base.errors import ErrorKind
 from router.base.ids import ReplicaId
 from router.core.fleet import ReplicaStatus
 from router.core.health import State
@@ -40,19 +41,43 @@ class StatusSource(Protocol):
     def replicas(self, now: float) -> tuple[ReplicaStatus, ...]: ...
 
 
+class PlaneSource(Protocol):
+    """What metrics ask of the data plane."""
+
+    @property
+    def held_bytes(self) -> int: ...
+
+    @property
+    def connections(self) -> Sized:
+        """Those of clients."""
+        ...
+
+    @property
+    def pools(self) -> Mapping[ReplicaId, Sized]:
+        """The connections to each replica."""
+        ...
+
+    @property
+    def errors(self) -> Mapping[tuple[ErrorKind, int], int]:
+        """Errors of the router's own that clients were told of, by kind and status."""
+        ...
+
+
 class Metrics:
-    """Reads the counters and the fleet. `wall_ns` is Unix nanoseconds."""
+    """Reads the counters, the fleet and the data plane. `wall_ns` is Unix nanoseconds."""
 
     def __init__(
         self,
         counters: Counters,
         fleet: StatusSource,
+        plane: PlaneSource,
         clock: Clock,
         *,
         wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._counters = counters
         self._fleet = fleet
+        self._plane = plane
         self._clock = clock
         self._wall_ns = wall_ns
         self._start_ns = wall_ns()
@@ -79,10 +104,44 @@ class Metrics:
                 "s",
                 [({}, self._start_ns / 1e9)],
             ),
+            *_plane(build, self._plane, replicas),
             *_turns(build, self._counters),
             *_replica_counts(build, self._counters.replicas),
             *_replica_state(build, replicas),
         ]
+
+
+def _plane(build: "_Builder", plane: PlaneSource, replicas: tuple[ReplicaStatus, ...]) -> list[Metric]:
+    return [
+        build.counter(
+            "homing_errors",
+            "Requests that got an error of the router's own, by kind and status.",
+            "{request}",
+            [
+                ({"kind": kind.value, "status": str(status)}, count)
+                for (kind, status), count in plane.errors.items()
+            ],
+        ),
+        build.gauge(
+            "homing_held_bytes", "Bytes of bodies that the router holds.", "By", [({}, plane.held_bytes)]
+        ),
+        build.gauge(
+            "homing_client_connections",
+            "Open connections of clients.",
+            "{connection}",
+            [({}, len(plane.connections))],
+        ),
+        build.gauge(
+            "homing_replica_connections",
+            "Open connections to a replica, idle ones included.",
+            "{connection}",
+            [
+                ({"replica": status.id}, len(plane.pools[status.id]))
+                for status in replicas
+                if status.id in plane.pools
+            ],
+        ),
+    ]
 
 
 def _turns(build: "_Builder", counters: Counters) -> list[Metric]:
@@ -98,7 +157,7 @@ def _turns(build: "_Builder", counters: Counters) -> list[Metric]:
         ),
         build.histogram(
             "homing_ttft_seconds",
-            "Dispatch to first answer byte of streamed turns, by kind of decision.",
+            "First dispatch to first answer byte of streamed turns, by kind of decision.",
             "s",
             [({"kind": kind.value}, spread) for kind, spread in counters.ttft.items() if spread.count],
         ),

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from random import Random
+from types import SimpleNamespace
 
 import aiohttp
 import pytest
@@ -29,6 +30,7 @@ from router.telemetry.recent import RecentDecisions
 
 A, B = ReplicaId("a"), ReplicaId("b")
 TOKEN = "t0ken"
+NO_PLANE = SimpleNamespace(held_bytes=0, connections=(), pools={}, errors={})
 TURN = Turn(
     "/v1/chat/completions",
     "tiny",
@@ -102,7 +104,7 @@ class Rig:
             self.engine,
             self.clock,
             AdminSources(
-                metrics=Metrics(self.counters, self.engine, self.clock).text,
+                metrics=Metrics(self.counters, self.engine, NO_PLANE, self.clock).text,
                 decisions=self.recent.newest,
                 policy=lambda: "policy: plan\n",
                 explain=lambda path, body, session, tenant: bill(

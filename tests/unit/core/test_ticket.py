@@ -49,6 +49,14 @@ def test_the_first_of_each_moment_counts(books: Books) -> None:
     assert (of.ttft_s, of.member.pending_tokens) == (1.0, 0)
 
 
+def test_the_time_to_the_first_byte_runs_from_the_first_attempt(books: Books) -> None:
+    of = ticket(books)
+    assert of.began == 10.0
+    of.began = 7.0
+    of.first_byte(11.0)
+    assert of.ttft_s == 4.0
+
+
 def test_an_end_without_a_first_byte_gives_back_what_was_pending(books: Books) -> None:
     of = ticket(books)
     of.end(Outcome.DIED, 11.0)

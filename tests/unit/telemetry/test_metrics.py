@@ -1,6 +1,7 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from opentelemetry.sdk.metrics.export import HistogramDataPoint, Metric
@@ -48,6 +49,15 @@ class Fleet:
     def replicas(self, now: float) -> tuple[ReplicaStatus, ...]:
         assert now == 100.0
         return self.statuses
+
+
+class Plane:
+    """A data plane that has told clients of two errors."""
+
+    held_bytes = 4096
+    connections = frozenset({1, 2, 3})
+    pools: ClassVar = {A: [1, 2], B: []}
+    errors: ClassVar = {(ErrorKind.UNAUTHORIZED, 401): 2, (ErrorKind.BAD_REQUEST, 413): 1}
 
 
 LINE = re.compile(r"(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+)")
@@ -116,7 +126,7 @@ def counters(turn: Turn, decided: Callable[..., Decision], ended: Callable[..., 
 def metrics(counters: Counters) -> Metrics:
     fleet = Fleet(status(A, Report(1.0, 5.0, 6.0, 0.75, 800), 900), status(B, None))
     walls = iter(range(1_000_000_000, 100_000_000_000, 1_000_000_000))
-    return Metrics(counters, fleet, ManualClock(100.0), wall_ns=lambda: next(walls))
+    return Metrics(counters, fleet, Plane(), ManualClock(100.0), wall_ns=lambda: next(walls))
 
 
 def test_the_text_reads_back_as_what_was_counted(metrics: Metrics) -> None:
@@ -141,6 +151,17 @@ def test_the_text_reads_back_as_what_was_counted(metrics: Metrics) -> None:
     assert value(series, "homing_prediction_error_tokens_bucket", le="0.0") == 0
     assert types["homing_ttft_seconds"] == "histogram"
     assert types["homing_decisions_total"] == "counter"
+
+
+def test_the_data_plane_shows_what_it_holds_and_what_it_told_clients(metrics: Metrics) -> None:
+    series, types = parse(metrics.text())
+    assert value(series, "homing_errors_total", kind="unauthorized", status="401") == 2
+    assert value(series, "homing_errors_total", kind="bad_request", status="413") == 1
+    assert value(series, "homing_held_bytes") == 4096
+    assert value(series, "homing_client_connections") == 3
+    assert value(series, "homing_replica_connections", replica="a") == 2
+    assert value(series, "homing_replica_connections", replica=B) == 0
+    assert types["homing_errors_total"] == "counter"
 
 
 def test_the_state_of_every_replica_is_a_gauge(metrics: Metrics) -> None:
@@ -177,12 +198,12 @@ def test_what_a_replica_did_not_report_is_absent_and_not_zero(metrics: Metrics) 
 
 
 def test_series_of_a_replica_end_when_it_leaves(counters: Counters) -> None:
-    metrics = Metrics(counters, Fleet(status(B, None)), ManualClock(100.0))
+    metrics = Metrics(counters, Fleet(status(B, None)), Plane(), ManualClock(100.0))
     assert 'replica="a"' not in metrics.text()
 
 
 def test_a_router_that_has_done_nothing_has_metrics_too() -> None:
-    series, _ = parse(Metrics(Counters(), Fleet(), ManualClock(100.0)).text())
+    series, _ = parse(Metrics(Counters(), Fleet(), Plane(), ManualClock(100.0)).text())
     assert value(series, "homing_session_moves_total") == 0
     assert value(series, "homing_turn_duration_seconds_count") == 0
 
@@ -224,6 +245,6 @@ def test_the_document_queries_only_metrics_that_exist(metrics: Metrics) -> None:
 
 
 def test_label_values_never_come_from_clients(counters: Counters) -> None:
-    text = Metrics(counters, Fleet(status(A, None)), ManualClock(100.0)).text()
+    text = Metrics(counters, Fleet(status(A, None)), Plane(), ManualClock(100.0)).text()
     labels = set(re.findall(r'(\w+)="', text))
-    assert labels == {"replica", "kind", "policy", "outcome", "state", "le", "version"}
+    assert labels == {"replica", "kind", "policy", "outcome", "state", "le", "version", "status"}
