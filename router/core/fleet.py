@@ -56,3 +56,5 @@ class ReplicaStatus(NamedTuple):
     capacity_tokens: int | None
     recent_failures: float
     restarts: int
+    trust: float
+    """Cached tokens that it delivers for each one that it is believed to hold, 0 … 1 in eighths."""

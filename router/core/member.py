@@ -192,4 +192,5 @@ class Member:
             capacity_tokens=self.capacity_tokens,
             recent_failures=self.health.recent_failures(now),
             restarts=self.restarts,
+            trust=self.delivery.trust,
         )

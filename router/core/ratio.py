@@ -1,6 +1,6 @@
 """Tokens per prompt byte of one model, learned from what replicas report: nothing is tokenized here."""
 
-from math import ceil, exp, log
+from math import exp, log
 from typing import Final
 
 LEAST: Final = 0.02
@@ -46,7 +46,3 @@ class TokenRatio:
             return
         self._log += gain * min(_STEP, max(-_STEP, off))
         self.value = min(MOST, max(LEAST, exp(self._log)))
-
-    def tokens(self, prompt_bytes: int) -> int:
-        """The estimate for a prompt, rounded up: a prompt that is not empty has at least one token."""
-        return ceil(prompt_bytes * self.value)

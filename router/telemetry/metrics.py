@@ -309,6 +309,12 @@ def _replica_state(build: "_Builder", replicas: tuple[ReplicaStatus, ...]) -> li
             lambda r: r.recent_failures,
         ),
         gauge(
+            "trust_ratio",
+            "Cached tokens that a replica delivers for each one that it is believed to hold.",
+            "1",
+            lambda r: r.trust,
+        ),
+        gauge(
             "running",
             "Requests that a replica reports as running; absent where unknown.",
             "{request}",

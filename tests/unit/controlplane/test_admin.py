@@ -41,6 +41,7 @@ def replica(
         capacity_tokens=None,
         recent_failures=0.25,
         restarts=1,
+        trust=0.875,
     )
 
 
@@ -209,6 +210,7 @@ async def test_replicas_are_shown_with_all_that_is_known_and_null_for_what_is_no
             "capacity_tokens": None,
             "recent_failures": 0.25,
             "restarts": 1,
+            "trust": 0.875,
         }
 
 

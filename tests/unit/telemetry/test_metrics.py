@@ -39,6 +39,7 @@ def status(name: ReplicaId, report: Report | None, capacity_tokens: int | None =
         capacity_tokens=capacity_tokens,
         recent_failures=0.25,
         restarts=1,
+        trust=0.875,
     )
 
 
@@ -173,6 +174,7 @@ def test_the_state_of_every_replica_is_a_gauge(metrics: Metrics) -> None:
         "sessions": 2,
         "index_segments": 60,
         "recent_failures": 0.25,
+        "trust_ratio": 0.875,
         "capacity_tokens": 900,
         "running": 5,
         "waiting": 6,
