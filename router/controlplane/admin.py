@@ -7,11 +7,9 @@ is given. Who may call is decided by `guard`.
 import difflib
 import errno
 import logging
-import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
@@ -98,8 +96,7 @@ class AdminServer:
     """Serves one address. `start` before use, `close` after.
 
     Without a `token` a random one is made, which is right for loopback only: `start` raises `HomingError`
-    elsewhere. It is the `token` property; with `token_file`, `start` also writes it there, readable by
-    the owner alone, says so in the log, and `close` removes the file.
+    elsewhere. It is the `token` property.
     """
 
     def __init__(
@@ -109,7 +106,6 @@ class AdminServer:
         sources: AdminSources,
         *,
         token: str | None = None,
-        token_file: Path | None = None,
         allowed_hosts: Iterable[str] = (),
         max_body_bytes: int = 64 * 1024 * 1024,
     ) -> None:
@@ -118,7 +114,6 @@ class AdminServer:
         self._sources = sources
         self._configured = bool(token)
         self._token = token or secrets.token_urlsafe(32)
-        self._token_file = token_file if not token else None
         self._allowed_hosts = tuple(allowed_hosts)
         self._max_body_bytes = max_body_bytes
         self._runner: web.AppRunner | None = None
@@ -151,15 +146,6 @@ class AdminServer:
         except OSError as error:
             await runner.cleanup()
             raise _cannot_listen(error, host, port) from error
-        if self._token_file is not None:
-            try:
-                _write_secret(self._token_file, self._token)
-            except OSError as error:
-                await runner.cleanup()
-                raise HomingError(
-                    f"the admin token cannot be written to {self._token_file}: {error.strerror or error}"
-                ) from error
-            _log.info("admin API: the token for writes is in %s", self._token_file)
         self._runner = runner
         self._port = runner.addresses[0][1]
 
@@ -168,8 +154,6 @@ class AdminServer:
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
-            if self._token_file is not None:
-                self._token_file.unlink(missing_ok=True)
 
     def _application(self, guard: Guard) -> web.Application:
         app = web.Application(
@@ -306,14 +290,6 @@ def _session_fields(session: Session, now: float) -> dict[str, object]:
         "age_s": now - session.created_at,
         "idle_s": now - session.last_turn_at,
     }
-
-
-def _write_secret(path: Path, secret: str) -> None:
-    """A file that its owner alone can read, new each time: a file that waits there may be another's."""
-    path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(secret + "\n")
 
 
 def _cannot_listen(error: OSError, host: str, port: int) -> HomingError:

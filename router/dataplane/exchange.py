@@ -19,6 +19,7 @@ from router.core.decide import Kind
 from router.core.observe import Outcome, Usage
 from router.core.ticket import Ticket
 from router.dataplane.answer import StreamReader, read_body
+from router.dataplane.departure import LEADING_ZERO
 from router.dataplane.dialects import dialect_of
 from router.dataplane.head import Head
 from router.dataplane.problems import body_of, event_of, status_line, status_of
@@ -539,7 +540,9 @@ class Exchange:
     @property
     def probe(self) -> bytes:
         """A byte or more that can go to the client now without meaning; empty if there is none."""
-        return self._client.interim if self.phase is Phase.WAITING else (b"0" if self._chunked else b"")
+        if self.phase is Phase.WAITING:
+            return self._client.interim
+        return LEADING_ZERO if self._chunked else b""
 
     def _accept(self) -> None:
         self._accepted = True

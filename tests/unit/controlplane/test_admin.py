@@ -1,10 +1,8 @@
 import errno
 import socket
-import stat
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import aiohttp
 import pytest
@@ -438,38 +436,5 @@ async def test_a_listener_that_is_not_loopback_does_not_start_without_a_token(
         await server(token=token).start(host, 0)
 
 
-async def test_a_made_up_token_is_written_for_the_owner_alone_and_removed_at_the_end(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    file = tmp_path / "token"
-    file.write_text("old")
-    file.chmod(0o644)
-    admin_server = server(token_file=file)
-    await admin_server.start("127.0.0.1", 0)
-    try:
-        assert file.read_text() == admin_server.token + "\n"
-        assert len(admin_server.token) >= 32
-        assert stat.S_IMODE(file.stat().st_mode) == 0o600
-        assert str(file) in caplog.text
-        assert admin_server.token not in caplog.text
-    finally:
-        await admin_server.close()
-    assert not file.exists()
-    await admin_server.close()
-
-
 async def test_two_servers_make_up_different_tokens() -> None:
     assert server().token != server().token
-
-
-async def test_a_configured_token_is_written_nowhere(tmp_path: Path) -> None:
-    admin_server = server(token="t", token_file=tmp_path / "token")
-    await admin_server.start("127.0.0.1", 0)
-    assert not (tmp_path / "token").exists()
-    await admin_server.close()
-
-
-async def test_a_token_file_that_cannot_be_written_stops_the_start(tmp_path: Path) -> None:
-    with pytest.raises(HomingError, match=r"the admin token cannot be written to .*No such file"):
-        await server(token_file=tmp_path / "missing" / "token").start("127.0.0.1", 0)
