@@ -3,13 +3,13 @@
 `HOMING_API_KEYS`, `HOMING_SECRET` and `HOMING_ADMIN_TOKEN` take the place of `access.keys_file`,
 `access.secret_file` and `admin.token_file`: where the variable is set, the file is not read. A variable
 that is set and empty is a fault, not "no secret": a router must not open itself because a deployment
-forgot to fill one in.
+forgot to fill one in. Spaces and line ends around a secret are not part of it.
 """
 
 import json
 import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -149,23 +149,21 @@ class _Search:
         return keys
 
     def secret(self, written: str | None) -> bytes | None:
-        text = self.token("HOMING_SECRET", ("access", "secret_file"), written)
+        text = self._given("HOMING_SECRET", ("access", "secret_file"), written, _unfit)
         return None if text is None else text.encode()
 
     def token(self, variable: str, loc: Loc, written: str | None) -> str | None:
-        if variable in self._environ:
-            return self._usable(Fault(variable, None, ""), self._environ[variable])
-        return self._from_file(loc, written)
+        return self._given(variable, loc, written, _unusable)
 
     def replica_keys(self, config: RouterConfig) -> dict[ReplicaId, str]:
         found: dict[ReplicaId, str] = {}
         for index, replica in enumerate(config.replicas):
-            key = self._from_file(("replicas", index, "api_key_file"), replica.api_key_file)
+            key = self._from_file(("replicas", index, "api_key_file"), replica.api_key_file, _unusable)
             if replica.api_key_env is not None:
                 loc: Loc = ("replicas", index, "api_key_env")
                 if replica.api_key_env in self._environ:
                     place = self._document.fault(loc, f"{dotted(loc)}: {replica.api_key_env} ")
-                    key = self._usable(place, self._environ[replica.api_key_env])
+                    key = self._usable(place, self._environ[replica.api_key_env], _unusable)
                 else:
                     what = f"{dotted(loc)}: the environment has no {replica.api_key_env}"
                     self.absent.append(self._document.fault(loc, what))
@@ -206,7 +204,14 @@ class _Search:
             found[ReplicaId(replica.name)] = made[ca, replica.verify]
         return found
 
-    def _from_file(self, loc: Loc, written: str | None) -> str | None:
+    def _given(
+        self, variable: str, loc: Loc, written: str | None, wrong_with: Callable[[str], str]
+    ) -> str | None:
+        if variable in self._environ:
+            return self._usable(Fault(variable, None, ""), self._environ[variable].strip(), wrong_with)
+        return self._from_file(loc, written, wrong_with)
+
+    def _from_file(self, loc: Loc, written: str | None, wrong_with: Callable[[str], str]) -> str | None:
         path = self._find(loc, written)
         if path is None:
             return None
@@ -216,7 +221,8 @@ class _Search:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
             self.wrong.append(self._document.fault(loc, f"{dotted(loc)}: cannot read '{written}': {reason}"))
             return None
-        return self._usable(self._document.fault(loc, f"{dotted(loc)}: '{written}' "), text.strip())
+        place = self._document.fault(loc, f"{dotted(loc)}: '{written}' ")
+        return self._usable(place, text.strip(), wrong_with)
 
     def _find(self, loc: Loc, written: str | None) -> Path | None:
         if written is None:
@@ -226,9 +232,9 @@ class _Search:
             self.absent.append(self._document.fault(loc, f"{dotted(loc)}: no file '{written}'"))
         return path
 
-    def _usable(self, place: Fault, text: str) -> str | None:
+    def _usable(self, place: Fault, text: str, wrong_with: Callable[[str], str]) -> str | None:
         """`text`, or `None` and a fault at `place` whose words begin as `place` does."""
-        wrong = _unusable(text)
+        wrong = wrong_with(text)
         if wrong:
             self.wrong.append(place._replace(what=place.what + wrong))
             return None
@@ -293,3 +299,10 @@ def _unusable(secret: str) -> str:
     if not secret.isascii() or not secret.isprintable() or " " in secret:
         return "has a space, a control character or a letter outside ASCII"
     return ""
+
+
+def _unfit(secret: str) -> str:
+    """Why a text that never leaves the router cannot be its secret; "" where it can: any sentence will do."""
+    if not secret:
+        return "is empty"
+    return "" if secret.isprintable() else "has a control character, or spreads over several lines"

@@ -16,7 +16,7 @@ from router.settings.config import RouterConfig
 from router.settings.document import Document, Fault, Loc, read_document
 from router.settings.explain import explain, nearest
 from router.settings.fields import Address, parse_address, parse_replica_url
-from router.settings.locate import find_file, is_bare_name, shipped_policies, shown
+from router.settings.locate import find_file, is_bare_name, shipped_folder, shipped_policies, shown
 from router.settings.notices import config_notices, policy_notices
 from router.settings.policy import Bound, Policy
 from router.settings.strategies import PLACES_BY_BOUND, parameters, resolve
@@ -79,7 +79,9 @@ def read_policy(document: Document, folder: Path) -> Reading[Policy]:
     faults += _strategy_faults(document, policy)
     if faults:
         return Reading(None, document, folder, _ordered(faults))
-    return Reading(policy, document, folder, notices=tuple(policy_notices(document)))
+    # Shipped policies name keys of later versions for all to see; nobody here asked for their effect.
+    notices = () if folder.resolve() == shipped_folder().resolve() else tuple(policy_notices(document))
+    return Reading(policy, document, folder, notices=notices)
 
 
 def read_config(document: Document, folder: Path) -> Reading[RouterConfig]:

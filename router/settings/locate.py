@@ -6,15 +6,18 @@ from pathlib import Path
 import router
 
 
-def shipped_policies() -> dict[str, Path]:
-    """The policies that come with Homing, by name.
-
-    In a wheel they lie in the package, in a checkout beside it.
-    """
+def shipped_folder() -> Path:
+    """Where the policies lie that come with Homing: in a wheel in the package, in a checkout beside it."""
     package = Path(router.__file__).parent
     folder = package / "_policies"
     if not folder.is_dir():
         folder = package.parent / "policies"
+    return folder
+
+
+def shipped_policies() -> dict[str, Path]:
+    """The policies that come with Homing, by name."""
+    folder = shipped_folder()
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 

@@ -82,6 +82,27 @@ def test_the_environment_takes_the_place_of_files_which_are_then_not_read():
     assert (found.secret, found.admin_token) == (b"s", "t")
 
 
+@pytest.mark.parametrize("text", ["a long random text", "ein längerer Satz"])
+def test_a_secret_may_be_a_sentence_and_is_the_same_from_a_file_as_from_the_environment(text):
+    assert secrets("", {"HOMING_SECRET": f"{text}\n"}).secret == text.encode()
+    assert secrets("access: {secret_file: secret}\n", secret=f" {text}\r\n").secret == text.encode()
+
+
+@pytest.mark.parametrize("text", ["two\nlines", "nul\0", "\x1b[1mbold"])
+def test_a_secret_with_a_control_character_is_refused(text):
+    words = "has a control character, or spreads over several lines"
+    assert faults("", {"HOMING_SECRET": text}) == [f"HOMING_SECRET: {words}"]
+    assert faults("access: {secret_file: secret}\n", secret=text) == [
+        f"c.yaml:2: access.secret_file: 'secret' {words}"
+    ]
+
+
+def test_a_token_goes_into_a_header_and_may_not_be_a_sentence():
+    assert faults("", {"HOMING_ADMIN_TOKEN": "a long text"}) == [
+        "HOMING_ADMIN_TOKEN: has a space, a control character or a letter outside ASCII"
+    ]
+
+
 def test_a_variable_that_is_set_and_empty_does_not_open_the_router():
     environ = {"HOMING_API_KEYS": "", "HOMING_SECRET": "", "HOMING_ADMIN_TOKEN": ""}
     assert faults("", environ) == [

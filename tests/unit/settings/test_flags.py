@@ -8,6 +8,7 @@ from router.base.errors import SettingsError
 from router.settings.fields import Address
 from router.settings.flags import config_from_flags
 from router.settings.load import load_config
+from router.settings.locate import shipped_policies
 
 
 @pytest.fixture
@@ -57,9 +58,11 @@ def test_flags_set_addresses_and_the_policy():
     assert str(loaded.value.admin.listen) == "127.0.0.1:2"
 
 
-def test_the_notices_of_the_policy_come_along():
-    assert config_from_flags([], "ring").notices == ()
-    assert len(config_from_flags([], "home").notices) == 2
+def test_the_notices_of_the_users_own_policy_come_along(tmp_path):
+    own = tmp_path / "own.yaml"
+    own.write_text(shipped_policies()["home"].read_text())
+    assert len(config_from_flags([], str(own)).notices) == 2
+    assert config_from_flags([], "home").notices == ()
 
 
 def test_over_a_file_flags_add_replicas_and_put_their_policy_first(base):
