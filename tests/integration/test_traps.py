@@ -74,7 +74,6 @@ async def test_a_shared_system_prompt_does_not_gather_sessions(strategy: str) ->
         ("priced", {}, 14),  # the part of these sessions that the ring gives to one replica
         ("bounded-ring", {}, 14),
         ("priced", {"place": {"bound": {"relative": 1.0, "absolute": 0}}}, 11),
-        ("bounded-ring", {"params": {"relative": 1.0, "absolute": 0.0}}, 10),
     ],
 )
 async def test_a_burst_between_two_looks_at_the_replicas_does_not_herd(
