@@ -11,10 +11,12 @@ search finds where two part. It departs from vLLM in two small things: blocks wi
 before any that has one, and a block that two requests compute at once is kept once.
 """
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Sequence
-from itertools import repeat
 from typing import NamedTuple
+
+from router.simulator.chains import shared_blocks
+from router.simulator.host import HostCache
 
 
 class _Run:
@@ -62,7 +64,6 @@ class BlockCache:
 
     def __init__(self, blocks: int, host_blocks: int = 0) -> None:
         self.total = blocks
-        self.host_total = host_blocks
         self._bare = blocks
         """Free blocks without a hash."""
         self._idle_blocks = 0
@@ -71,7 +72,7 @@ class BlockCache:
         self._idle: OrderedDict[_Run, None] = OrderedDict()
         """Runs that no request holds, the least recently freed first. A run's children stand before it:
         they were freed no later than it was. So the first is always a leaf."""
-        self._host: OrderedDict[int, None] = OrderedDict()
+        self._host = HostCache(host_blocks)
 
     @property
     def free(self) -> int:
@@ -88,21 +89,25 @@ class BlockCache:
         return sum(len(run.hashes) for run in self._runs.values())
 
     @property
+    def host_total(self) -> int:
+        return self._host.total
+
+    @property
     def host_used(self) -> int:
-        return len(self._host)
+        return self._host.used
 
     def match(self, hashes: Sequence[int], limit: int) -> Match:
         """How much of the first `limit` blocks is cached. Changes nothing, not even the LRU order."""
         limit = min(limit, len(hashes))
         device = idle = 0
         while device < limit and (run := self._runs.get(hashes[device])) is not None:
-            shared = _shared(run.hashes, hashes, device, limit)
+            shared = shared_blocks(run.hashes, hashes, device, limit)
             device += shared
             if run.holders == 0:
                 idle += shared
             if shared < len(run.hashes):
                 break
-        return Match(device, idle, self._host_part(hashes, device, limit) if self._host else 0)
+        return Match(device, idle, self._host.match(hashes, device, limit))
 
     def acquire(self, hashes: Sequence[int], limit: int) -> Lease:
         """Hold what the device has of the first `limit` blocks."""
@@ -133,8 +138,7 @@ class BlockCache:
         if not self.grow(lease, start + blocks, 0):
             return False
         # Taking blocks may have pushed others into a full host tier, and these out at its end: they are
-        # being read, so they count as read. What is named here leaves the host.
-        self._forget(lease.hashes[start : start + blocks])
+        # being read, so they count as read.
         self._name(lease, start + blocks)
         return True
 
@@ -154,7 +158,7 @@ class BlockCache:
         """Hold what the device has of the chain, on from what the lease already holds."""
         hashes = lease.hashes
         while lease.hashed < limit and (run := self._runs.get(hashes[lease.hashed])) is not None:
-            shared = _shared(run.hashes, hashes, lease.hashed, limit)
+            shared = shared_blocks(run.hashes, hashes, lease.hashed, limit)
             parted = shared < len(run.hashes)
             if parted:
                 run = self._split(run, shared)
@@ -189,6 +193,8 @@ class BlockCache:
         if fresh == 0:
             return
         lease.plain -= fresh
+        # Read back from the host or computed anew, they are the device's.
+        self._host.forget(lease.hashes, lease.hashed, full)
         names = list(lease.hashes[lease.hashed : full])
         last = lease.last
         if last is not None and last.holders == 1 and last.children == 0:
@@ -218,50 +224,4 @@ class BlockCache:
                 del self._idle[run], self._runs[first]
                 if run.parent is not None:
                     run.parent.children -= 1
-            self._to_host(evicted)
-
-    def _host_part(self, hashes: Sequence[int], start: int, limit: int) -> int:
-        """How many blocks from `start` on the host has, where `start` is the first that the device has not.
-
-        By bisection: a block comes to the host after its descendants and is pushed out after them, so one
-        that is there has all its ancestors there or on the device.
-        """
-        host = self._host
-        low, high = start, min(limit, len(hashes))
-        while low < high:
-            middle = (low + high + 1) // 2
-            if hashes[middle - 1] in host:
-                low = middle
-            else:
-                high = middle - 1
-        return low - start
-
-    def _to_host(self, evicted: list[int]) -> None:
-        if self.host_total == 0:
-            return
-        # Whole runs at a time: these loops over single blocks are all that the host tier costs.
-        host = self._host
-        before = len(host)
-        host.update(dict.fromkeys(reversed(evicted)))
-        if len(host) < before + len(evicted):  # some lay there from earlier on, and kept their old places
-            deque(map(host.move_to_end, reversed(evicted)), maxlen=0)
-        if len(host) > self.host_total:
-            deque(map(host.popitem, repeat(False, len(host) - self.host_total)), maxlen=0)
-
-    def _forget(self, blocks: Sequence[int]) -> None:
-        deque(map(self._host.pop, blocks, repeat(None)), maxlen=0)
-
-
-def _shared(run: list[int], hashes: Sequence[int], at: int, limit: int) -> int:
-    """How many leading blocks of `run` are `hashes[at:limit]`. The first is known to be equal."""
-    most = min(len(run), limit - at)
-    if run[most - 1] == hashes[at + most - 1]:
-        return most
-    low, high = 1, most - 1  # equal up to `low`, not beyond `high`
-    while low < high:
-        middle = (low + high + 1) // 2
-        if run[middle - 1] == hashes[at + middle - 1]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+            self._host.put(evicted)

@@ -217,6 +217,7 @@ def test_the_cache_agrees_with_a_dictionary_of_blocks(data: st.DataObject, total
             if fits:
                 plain.take(wanted)
                 for block in hashes[len(held) : full]:
+                    plain.host.pop(block, None)
                     plain.hold(block)
                     held.append(block)
                     plain.plain -= 1
