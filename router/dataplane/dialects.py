@@ -18,6 +18,7 @@ from router.base.ids import TenantId
 from router.core.hashing import hash64
 from router.core.request import EMPTY_CHAIN, Chain
 from router.dataplane.fingerprint import Message, Segments
+from router.dataplane.shape import check_shape
 from router.dataplane.splice import EXTRA, RESERVED
 
 
@@ -150,7 +151,7 @@ class RequestReader:
 
     def read(self, path: str, body: bytes, tenant: TenantId) -> Read:
         """What `body` says. Raises `Refused` for what is not a JSON object in UTF-8, is nested too deep,
-        has a `model`, `stream` or `messages` of the wrong type, or a name that is too long.
+        has a `model`, `stream` or `messages` of the wrong type, a name that is too long, or too many values.
 
         Of a path without a dialect, only the members that all bodies have in common are read.
         """
@@ -159,6 +160,7 @@ class RequestReader:
         try:
             if not body.isascii():
                 body.decode()
+            check_shape(body)
             head = reading.decode(body)
             model = head.model or ""
             plain = reading.is_plain(head)

@@ -36,6 +36,16 @@ prompt, so they are left out here."""
 
 _MARK: Final = "cache_control"
 _MARK_BYTES: Final = b"cache_control"
+_DIGITS: Final = frozenset((b"-", *(b"%d" % digit for digit in range(10))))
+_BLANKS: Final = 64
+"""Bytes that are looked through for the beginning of the first element."""
+_CARE: Final = 4000
+"""Objects of one request that are looked into for what does not go into a payload as sent, at some 20 µs
+each. Whatever has more is no conversation of an agent, and is hashed as it was sent."""
+_ELEMENTS_MOST: Final = 20_000
+"""Prompts of one request that are told apart. A list of more is a single payload."""
+_COMMAS_MOST: Final = 1_000_000
+"""The same before it is known how many there are: texts may have commas."""
 _join: Final = b"".join
 _MASK: Final = 0xFFFF_FFFF_FFFF_FFFF
 _QUOTE: Final = ord('"')
@@ -123,6 +133,7 @@ class Segments:
         hashes, ends = self.hashes, self.ends
         last, end = hashes[-1], ends[-1]
         opening = first = 0
+        care = _CARE
         for message in messages:
             # Most messages are a role and a content, and need no more than these two side by side.
             payload = b""
@@ -138,7 +149,8 @@ class Segments:
                     ):
                         payload = b""
             if not payload:
-                payload = message_payload(message, billing=billing)
+                care -= 1 + bytes(message.get("content", b"")).count(b"{")
+                payload = message_payload(message, billing=billing) if care >= 0 else _as_sent(message)
             size = len(payload)
             if size <= CHUNK:
                 last = hash64(payload, last)
@@ -157,8 +169,15 @@ class Segments:
 
     def add_prompt(self, prompt: bytes) -> None:
         """A prompt that is no conversation: a string, token ids, or a list of either."""
-        if prompt.startswith(b"["):
-            for element in map(bytes, _ELEMENTS.decode(prompt)):
+        if prompt.startswith(b"[") and prompt[1:_BLANKS].lstrip()[:1] in _DIGITS:
+            # A list that begins with a token id is taken for nothing but ids, of which there may be millions.
+            self._add_token_ids(prompt)
+        elif prompt.startswith(b"[") and prompt.count(b",") <= _COMMAS_MOST:
+            elements = _ELEMENTS.decode(prompt)
+            if len(elements) > _ELEMENTS_MOST:
+                self.add(prompt)
+                return
+            for element in map(bytes, elements):
                 if element.startswith(b"["):
                     self._add_token_ids(element)
                 elif element[:1] in b'"{':
@@ -195,6 +214,12 @@ def message_payload(message: Message, *, billing: bool = False) -> bytes:
         elif name not in ("role", "content", _MARK):
             parts += (_name(name), value)
     return b"".join(parts)
+
+
+def _as_sent(message: Message) -> bytes:
+    """The payload of a message that is not looked into: its role first, as in any other."""
+    rest = (part for name, value in message.items() if name != "role" for part in (_name(name), value))
+    return b"".join((message.get("role", b"-"), *rest))
 
 
 def _content(content: bytes, *, billing: bool = False, nested: bool = False) -> bytes:
@@ -311,7 +336,7 @@ def _spans(array: bytes) -> list[tuple[int, int]]:
 
 def _without_marks(array: bytes) -> bytes:
     """An array of objects as sent, less the marks that are members of these objects."""
-    if _MARK_BYTES not in array or not array.startswith(b"["):
+    if not 0 < array.count(_MARK_BYTES) <= _CARE or not array.startswith(b"["):
         return array
     edits: list[Edit] = []
     for start, end in _spans(array):

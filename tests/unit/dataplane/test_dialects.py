@@ -84,7 +84,8 @@ def test_what_is_absent_or_null_is_empty(body: dict[str, Any]) -> None:
         (b'{"stream":"yes"}', "$.stream"),
         (b'{"messages":"hi"}', "$.messages"),
         (b'{"messages":["hi"]}', "$.messages[0]"),
-        (b'{"a":' + b"[" * 50_000 + b"]" * 50_000 + b"}", "nested too deep"),
+        (b'{"a":' + b"[" * 15_000 + b"]" * 15_000 + b"}", "nested too deep"),
+        (b'{"messages":[' + b"{}," * 20_000 + b"{}]}", "more than 20000 messages"),
     ],
 )
 def test_a_body_that_cannot_be_read_is_refused_with_what_and_where(body: bytes, words: str) -> None:

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Raw
 
 from router.base.ids import OPEN_TENANT
 from router.core.request import Chain
 from router.dataplane.dialects import RequestReader
-from router.dataplane.fingerprint import AUDIO_BYTES, CHUNK, IMAGE_BYTES, VIDEO_BYTES
+from router.dataplane.fingerprint import AUDIO_BYTES, CHUNK, IMAGE_BYTES, VIDEO_BYTES, Segments
 
 READER = RequestReader(body_fields=(), derive=True)
 MARK = {"cache_control": {"type": "ephemeral"}}
@@ -481,3 +482,34 @@ def test_marks_and_the_form_of_a_text_never_change_a_chain(messages: list[dict[s
         if rng.random() < 0.3:
             message["cache_control"] = None
     assert of(*changed, path=MESSAGES) == of(*messages, path=MESSAGES)
+
+
+def test_a_prompt_that_begins_with_a_token_id_is_one_prompt_of_token_ids():
+    plain, spaced = Segments(0), Segments(0)
+    plain.add_prompt(b"[1,2,3]")
+    spaced.add_prompt(b"[ \n1,2,3]")
+    assert plain.ends[-1] == spaced.ends[-1] == 12
+
+
+def test_past_some_thousand_blocks_a_message_is_hashed_as_it_was_sent():
+    def chain(count: int, mark: bytes) -> int:
+        block = b'{"type":"text","text":"a"' + mark + b"}"
+        segments = Segments(0)
+        content = Raw(b"[" + b",".join([block] * count) + b"]")
+        segments.add_messages([{"role": Raw(b'"user"'), "content": content}])
+        return segments.hashes[-1]
+
+    mark = b',"cache_control":1'
+    assert chain(100, b"") == chain(100, mark)
+    assert chain(5000, b"") != chain(5000, mark)
+
+
+def test_a_list_of_very_many_texts_is_one_payload_and_still_tells_where_it_differs():
+    chains = []
+    for last in (b'"b"', b'"c"'):
+        segments = Segments(0)
+        segments.add_prompt(b"[" + b'"a",' * 25_000 + last + b"]")
+        chains.append(segments.hashes)
+    assert len(chains[0]) < 50
+    assert chains[0][:-1] == chains[1][:-1]
+    assert chains[0][-1] != chains[1][-1]
