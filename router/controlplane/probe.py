@@ -62,11 +62,13 @@ class _Watch:
         "answered",
         "complaint",
         "failed",
+        "listed",
         "metrics_fault",
         "models_due",
         "models_fault",
         "spec",
         "start_time",
+        "stranger",
         "task",
         "well",
     )
@@ -81,6 +83,10 @@ class _Watch:
         """Looks in a row."""
         self.start_time: float | None = None
         self.models_due = 0.0
+        self.listed = False
+        """A model list of its has been read."""
+        self.stranger = ""
+        """Why it is no inference server, as far as it has shown; "" where nothing says so."""
         self.metrics_fault = ""
         self.models_fault = ""
         """What was wrong at the last look, "" if nothing was."""
@@ -206,22 +212,32 @@ class Prober:
             self._complain(watch)
             return
         except _ProbeError as error:
-            watch.well = False
-            watch.failed += 1
-            self._fleet.probe_failed(replica, str(error), self._clock.now())
-            if watch.failed >= self._timing.silent_after and self._on_silent is not None:
-                self._on_silent(replica, str(error))
+            self._failed(watch, str(error))
             return
-        watch.failed = 0
-        self._fleet.probe_passed(replica, self._clock.now())
         if not watch.well:
             # It may have come back as another process, with other models.
-            watch.well = True
             watch.models_due = self._clock.now()
+        if not watch.listed and self._clock.now() >= watch.models_due:
+            # Many a server that is none of vLLM's says 200 to every path. It must not be given a turn.
+            await self._look_at_models(session, watch)
+            if watch.stranger:
+                self._failed(watch, watch.stranger)
+                return
+        watch.well = True
+        watch.failed = 0
+        self._fleet.probe_passed(replica, self._clock.now())
         await self._look_at_metrics(session, watch)
         if self._clock.now() >= watch.models_due:
             await self._look_at_models(session, watch)
         self._complain(watch)
+
+    def _failed(self, watch: _Watch, why: str) -> None:
+        replica = watch.spec.id
+        watch.well = False
+        watch.failed += 1
+        self._fleet.probe_failed(replica, why, self._clock.now())
+        if watch.failed >= self._timing.silent_after and self._on_silent is not None:
+            self._on_silent(replica, why)
 
     async def _look_at_metrics(self, session: aiohttp.ClientSession, watch: _Watch) -> None:
         try:
@@ -244,8 +260,11 @@ class Prober:
         except (_ProbeError, ValueError) as error:
             watch.models_fault = str(error)
             watch.models_due = self._clock.now() + self._timing.models_retry_s
+            if isinstance(error, ValueError) and not watch.listed:
+                watch.stranger = f"/v1/models answered, and not with a list of models: {error}"
             return
-        watch.models_fault = ""
+        watch.models_fault = watch.stranger = ""
+        watch.listed = True
         now = self._clock.now()
         watch.models_due = now + self._timing.models_every_s
         self._fleet.models(watch.spec.id, cards, now)

@@ -368,15 +368,30 @@ async def test_the_models_are_read_again_after_their_interval() -> None:
             await fleet.until(lambda: len(fleet.cards) >= 3)
 
 
-async def test_an_unreadable_model_list_is_tried_again_and_reported_when_it_reads() -> None:
+async def test_a_server_that_says_yes_to_everything_and_lists_no_models_is_no_replica() -> None:
     async with serving() as replica:
         replica.models = b"<html>"
         fleet = fleet_of(a=replica.url)
         async with probing(fleet) as prober:
             await prober.first_round(5.0)
-            assert fleet.cards == []
+            assert (fleet.cards, fleet.passed, fleet.reports) == ([], [], [])
+            [(_, why)] = fleet.failed
+            assert why.startswith("/v1/models answered, and not with a list of models: its model list cannot")
             replica.models = b'{"data":[]}'
-            await fleet.until(lambda: fleet.cards == [(A, ())])
+            await fleet.until(lambda: fleet.cards == [(A, ())] and bool(fleet.passed))
+
+
+async def test_a_model_list_that_cannot_be_read_any_more_leaves_the_replica_well() -> None:
+    async with serving() as replica:
+        fleet = fleet_of(a=replica.url)
+        async with probing(fleet, ProbeTiming(interval_s=0.01, models_every_s=0.02)) as prober:
+            await prober.first_round(5.0)
+            replica.models = b"<html>"
+            asked = len(replica.asked)
+            await fleet.until(lambda: any(path == "/v1/models" for path, _ in replica.asked[asked:]))
+            seen = len(fleet.passed)
+            await fleet.until(lambda: len(fleet.passed) >= seen + 3)
+            assert fleet.failed == []
 
 
 async def test_replicas_that_come_are_watched_and_those_that_go_are_left() -> None:
