@@ -20,7 +20,7 @@ from router.core.observe import Outcome, Usage
 from router.core.ticket import Ticket
 from router.dataplane.answer import StreamReader, read_body
 from router.dataplane.departure import LEADING_ZERO
-from router.dataplane.dialects import dialect_of
+from router.dataplane.dialects import Dialect, dialect_of
 from router.dataplane.head import Head
 from router.dataplane.problems import body_of, event_of, status_line, status_of
 from router.dataplane.routing import Routed
@@ -37,6 +37,9 @@ _log = logging.getLogger(__name__)
 _MOVES_ON: Final = frozenset({500, 502, 503, 504})
 
 _BODILESS: Final = frozenset({204, 304})
+
+# What answers these in JSON or in events. A proxy, a captive portal or a wrong URL says 200 in HTML.
+_SPEAK_JSON: Final = frozenset({Dialect.CHAT, Dialect.COMPLETIONS, Dialect.MESSAGES, Dialect.RESPONSES})
 
 _KIND_LINES: Final = {
     kind: f"x-homing-decision: {kind.value}\r\nx-request-id: ".encode("ascii") for kind in Kind
@@ -83,6 +86,7 @@ class Exchange:
         "_response",
         "_routed",
         "_sent_at",
+        "_strange",
         "_tenant",
         "_ticket",
         "_upstream",
@@ -127,6 +131,8 @@ class Exchange:
         self._response: ResponseHead | None = None
         self._prepared: bytes | None = None
         self._accepted = False
+        self._strange = False
+        """The status said yes, and the answer is of a type that no engine gives."""
         self._chunked = False
         self._reader: StreamReader | None = None
         self._whole: list[bytes] | None = None
@@ -229,8 +235,11 @@ class Exchange:
         status = head.status
         if status in _MOVES_ON and self._move_on(Outcome.SERVER_ERROR):
             return
-        self._response = head
         has_body = status not in _BODILESS and self._head.method != b"HEAD"
+        self._strange = has_body and status < 300 and _is_strange(routed.dialect, head.content_type)
+        if self._strange and self._move_on(Outcome.SERVER_ERROR):
+            return
+        self._response = head
         length = head.length if has_body else None
         framing: bytes | None = None
         if has_body and status < 300 and not head.content_encoding:
@@ -354,7 +363,7 @@ class Exchange:
                 self._accept()
             if response_id is not None:
                 self._stored(response_id)
-        self._over(_outcome_of(status), usage)
+        self._over(Outcome.SERVER_ERROR if self._strange else _outcome_of(status), usage)
 
     def _write_rest(self, rest: bytes) -> None:
         """What the reader still held, at the end of the stream."""
@@ -548,7 +557,7 @@ class Exchange:
         self._accepted = True
         assert self._ticket is not None
         assert self._response is not None
-        if self._response.status < 300:
+        if self._response.status < 300 and not self._strange:
             self._ticket.first_byte(self._plane.now())
 
     def _stored(self, response_id: str) -> None:
@@ -619,3 +628,11 @@ def _outcome_of(status: int) -> Outcome:
     if status < 400:
         return Outcome.COMPLETED
     return Outcome.CLIENT_ERROR if status < 500 else Outcome.SERVER_ERROR
+
+
+def _is_strange(dialect: Dialect | None, content_type: bytes) -> bool:
+    """Whether an answer's type is none that the endpoint has. One without a type may be anything."""
+    if dialect not in _SPEAK_JSON or not content_type:
+        return False
+    kind = content_type.lower()
+    return b"json" not in kind and not kind.startswith(b"text/event-stream")

@@ -58,6 +58,37 @@ async def test_a_5xx_moves_the_turn_on_with_its_session_key(status: str) -> None
             assert well.requests[-1].headers["x-session-id"] == sick.requests[-1].headers["x-session-id"]
 
 
+async def web_page(_request: Request, stream: Stream) -> None:
+    page = b"<html>Welcome"
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: %d\r\n\r\n" % len(page)
+    await stream.send(head + page)
+
+
+async def test_a_web_page_is_no_answer_and_moves_the_turn_on() -> None:
+    async with raw_replica(ok) as one, raw_replica(ok) as two, data_plane([one.url, two.url]) as plane:
+        async with raw_client(plane.port) as client:
+            replicas = {"r0": one, "r1": two}
+            replicas[await home_of(plane, client)].answer = web_page
+            response = await client.exchange(post(chat(), "X-Session-ID: one"))
+            assert response.json() == OK
+            assert response.headers["x-homing-decision"] == "failover"
+
+
+async def test_a_web_page_that_is_all_there_is_reaches_the_client_and_makes_no_home() -> None:
+    async with (
+        raw_replica(web_page) as only,
+        data_plane([only.url]) as plane,
+        raw_client(plane.port) as client,
+    ):
+        for _ in range(2):
+            response = await client.exchange(post(chat(), "X-Session-ID: one"))
+            assert (response.status, response.body) == (200, b"<html>Welcome")
+            assert response.headers["x-homing-decision"] == "new"
+        assert plane.engine.sessions(10) == []
+        [status] = plane.engine.replicas(plane.now())
+        assert status.recent_failures > 1.0
+
+
 async def test_when_all_fail_the_client_gets_the_last_answer_after_two_further_attempts() -> None:
     replicas = [RawReplica(failing("503 Unavailable", "retry-after: 9")) for _ in range(4)]  # type: ignore[arg-type]
     for replica in replicas:
