@@ -8,8 +8,9 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TextIO, TypeVar
 
 from router import __version__
 from router.base.errors import HomingError, SettingsError
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_log = logging.getLogger(__name__)
+
 _LEVELS: Final = ("debug", "info", "warning", "error")
 
 # What a running turn gets to end in after SIGTERM. Kubernetes kills after 30 s.
@@ -32,6 +35,7 @@ _GRACE_S: Final = 20.0
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit status."""
+    _open_standard_streams()
     arguments = _parser().parse_args(argv)
     run: Callable[[argparse.Namespace], int] = arguments.run
     try:
@@ -68,6 +72,8 @@ def _serve(arguments: argparse.Namespace) -> int:
     logging.basicConfig(
         level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    # A log that cannot be written, on a full disk say, must not be reported in the same place.
+    logging.raiseExceptions = False
     allow_open_files()
     return _run(_serve_until_stopped(loaded, secrets))
 
@@ -77,14 +83,17 @@ async def _serve_until_stopped(loaded: "Loaded[RouterConfig]", secrets: "Secrets
 
     router = Router(loaded, secrets)
     for notice in router.notices:
-        print(f"note: {notice}", file=sys.stderr)
+        _say(f"note: {notice}", sys.stderr)
+    if not router.config.replicas:
+        _say("note: no replicas: every request is refused; give --replica or a config", sys.stderr)
+    _outlast_hangup()
     stop = _stop_event()
     try:
         await router.start()
         settle_heap()
         _announce(router)
         await stop.wait()
-        print("homing: stopping; running turns may end (once more: at once)", file=sys.stderr, flush=True)
+        _say("homing: stopping; running turns may end (once more: at once)", sys.stderr)
         stop.clear()
         await _first_of(router.close(_GRACE_S), stop.wait())
     finally:
@@ -96,17 +105,32 @@ def _announce(router: "Router") -> None:
     config = router.config
     fleet = router.engine.replicas(router.clock.now())
     well = sum(status.health == "healthy" for status in fleet)
-    print(
+    replicas = "1 replica" if len(fleet) == 1 else f"{len(fleet)} replicas"
+    _say(
         f"homing {__version__}: {'http' if config.tls is None else 'https'}://{config.listen.host}:{router.dataplane.port}"
-        f" -> {len(fleet)} replicas ({well} healthy), policy {router.engine.plans[0].name};"
-        f" admin http://{config.admin.listen.host}:{router.admin.port}",
-        flush=True,
+        f" -> {replicas} ({well} healthy), policy {router.engine.plans[0].name};"
+        f" admin http://{config.admin.listen.host}:{router.admin.port}"
     )
     for status in fleet:
         if status.health != "healthy":
-            print(f"  {status.id} {status.url}: {status.health} {status.why}".rstrip(), flush=True)
+            _say(f"  {status.id} {status.url}: {status.health} {status.why}".rstrip())
     if router.secrets.admin_token is None:
-        print(f"admin token for writes, made up for this run: {router.admin.token}", flush=True)
+        _say(f"admin token for writes, made up for this run: {router.admin.token}")
+
+
+def _say(line: str, stream: TextIO | None = None) -> None:
+    """Print a line, to standard output unless told otherwise. That nobody can read it must not stop a router:
+    the stream may be closed, or on a disk that is full."""
+    with suppress(OSError, ValueError):
+        print(line, file=stream if stream is not None else sys.stdout, flush=True)
+
+
+def _outlast_hangup() -> None:
+    """Say at SIGHUP that the config is read at start only. Left alone, the signal would kill."""
+    if sys.platform != "win32":
+        asyncio.get_running_loop().add_signal_handler(
+            signal.SIGHUP, _log.warning, "SIGHUP is ignored: this version reads its config at start only"
+        )
 
 
 def _demo(arguments: argparse.Namespace) -> int:
@@ -226,6 +250,19 @@ def _replay(arguments: argparse.Namespace) -> int:
 # --- plumbing ---------------------------------------------------------------------------------------
 
 
+def _open_standard_streams() -> None:
+    """Put the null device where standard output or error is closed. Else the next file or connection that is
+    opened takes its number, and gets whatever the process writes there."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            with suppress(OSError):
+                os.fstat(number)
+                continue
+            opened = os.open(os.devnull, os.O_RDWR)
+            assert opened == number, "the lowest number that is free is taken"
+            setattr(sys, name, os.fdopen(opened, "r" if name == "stdin" else "w", closefd=False))
+
+
 def _run(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine on uvloop where it is installed, else on asyncio."""
     try:
@@ -290,12 +327,16 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--keep", action="store_true", help="leave it running afterwards")
     demo.set_defaults(run=_demo)
 
-    engine = commands.add_parser("engine", help="run a simulated vLLM replica")
-    engine.add_argument("--host", default="127.0.0.1")
-    engine.add_argument("--port", type=_port, required=True)
+    engine = commands.add_parser(
+        "engine",
+        help="run a simulated vLLM replica",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    engine.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    engine.add_argument("--port", type=_port, required=True, default=argparse.SUPPRESS, help="0: any")
     engine.add_argument("--name", default="sim", help="what it calls itself")
-    engine.add_argument("--model", default="sim-model")
-    engine.add_argument("--block-size", type=int, default=16, metavar="TOKENS")
+    engine.add_argument("--model", default="sim-model", help="what it serves")
+    engine.add_argument("--block-size", type=int, default=16, metavar="TOKENS", help="of KV")
     engine.add_argument("--kv-blocks", type=int, default=37_500, metavar="N", help="device KV")
     engine.add_argument("--host-kv-blocks", type=int, default=0, metavar="N", help="host KV; 0 = none")
     engine.add_argument(
@@ -304,8 +345,8 @@ def _parser() -> argparse.ArgumentParser:
     engine.add_argument(
         "--decode-tps", type=float, default=50.0, metavar="N", help="tokens a second a sequence"
     )
-    engine.add_argument("--max-num-seqs", type=int, default=256, metavar="N")
-    engine.add_argument("--batch-tokens", type=int, default=8192, metavar="N")
+    engine.add_argument("--max-num-seqs", type=int, default=256, metavar="N", help="running at once")
+    engine.add_argument("--batch-tokens", type=int, default=8192, metavar="N", help="tokens a step")
     engine.add_argument(
         "--time-scale", type=float, default=1.0, metavar="X", help="simulated seconds a real second"
     )
@@ -323,8 +364,8 @@ def _parser() -> argparse.ArgumentParser:
         "body", type=Path, metavar="BODY.json", help="the request body; - for standard input"
     )
     explain.add_argument("--session", metavar="ID", help="the session id that the client would send")
-    explain.add_argument("--tenant", metavar="NAME")
-    explain.add_argument("--path", default="/v1/chat/completions")
+    explain.add_argument("--tenant", metavar="NAME", help="the tenant of the client's key (default: none)")
+    explain.add_argument("--path", default="/v1/chat/completions", help="default %(default)s")
     explain.add_argument("--json", action="store_true", help="print JSON")
     explain.set_defaults(run=_explain)
 

@@ -376,3 +376,47 @@ def test_the_demo_can_be_kept_and_stops_on_ctrl_c() -> None:
         status, stderr = process.stop(signal.SIGINT)
         assert status == 0
         assert "Traceback" not in stderr
+
+
+# --- streams and signals ----------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("streams", ["2>/dev/full", "2>&-", ">/dev/full 2>&1", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_a_router_serves_though_nobody_can_read_what_it_says(streams: str) -> None:
+    with socket.socket() as spare:
+        spare.bind(("127.0.0.1", 0))
+        port = spare.getsockname()[1]
+    command = (
+        f"exec {HOMING} serve --replica http://127.0.0.1:9 --listen 127.0.0.1:{port} --admin 127.0.0.1:0"
+    )
+    process = subprocess.Popen(["sh", "-c", f"{command} {streams}"], stdout=subprocess.DEVNULL)
+    try:
+        patience = time.monotonic() + READY_S
+        while True:
+            assert process.poll() is None, "it ended before it served"
+            try:
+                answer = httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False)
+                break
+            except httpx.ConnectError:
+                assert time.monotonic() < patience
+                time.sleep(0.05)
+        assert answer.status_code == 200
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGHUP")
+def test_sighup_is_ignored_with_a_word_and_the_router_goes_on() -> None:
+    with router("--replica", "http://127.0.0.1:9") as (process, data, _):
+        process.popen.send_signal(signal.SIGHUP)
+        assert process.popen.stderr is not None
+        assert any("SIGHUP is ignored" in line for line in process.popen.stderr)
+        assert httpx.get(f"{data}/health", trust_env=False).status_code == 200
+
+
+def test_a_router_without_replicas_says_so_at_start() -> None:
+    with router() as (process, _, _):
+        _, stderr = process.stop()
+        assert "note: no replicas: every request is refused" in stderr

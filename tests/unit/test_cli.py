@@ -131,7 +131,7 @@ def test_serve_starts_with_its_replica_down_answers_503_and_stops_at_sigterm():
     try:
         announced = process.stdout.readline()
         match = re.fullmatch(
-            rf"homing {__version__}: (http://\S+) -> 1 replicas \(0 healthy\), policy home; admin (http://\S+)\n",
+            rf"homing {__version__}: (http://\S+) -> 1 replica \(0 healthy\), policy home; admin (http://\S+)\n",
             announced,
         )
         assert match is not None, announced
