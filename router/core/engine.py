@@ -228,6 +228,9 @@ class Engine:
         else:
             kind = Kind.FAILOVER
         cached = chosen.cached_tokens
+        member = self._members[replica]
+        if not member.well and not member.returning(now):
+            reason += "; over its share while returning, as no replica is well"
         decision = Decision(
             replica,
             kind,
@@ -241,7 +244,6 @@ class Engine:
             len(failed),
             now,
         )
-        member = self._members[replica]
         return decision, member, depths.get(member.shelf, 0)
 
     def _eligible(self, turn: Turn, now: float, failed: tuple[ReplicaId, ...]) -> list[Member]:
@@ -254,6 +256,8 @@ class Engine:
             members = self._find_ready(turn.model, now)
         if failed:
             members = [member for member in members if member.id not in failed]
+        if not members:
+            members = self._all_returning(turn.model, failed)
         if not members:
             self._refuse(turn, now, failed)
         return members
@@ -273,6 +277,21 @@ class Engine:
                 self._ready.clear()
             self._ready[name] = members
         return members
+
+    def _all_returning(self, name: str, failed: tuple[ReplicaId, ...]) -> list[Member]:
+        """Who is returning and has its share of turns already, where nobody serves this model that is well.
+
+        The share spares a replica while others carry the load. After a restart of the whole fleet there are
+        no others, and the turns would be refused.
+        """
+        serving = [
+            member
+            for member in self._ordered
+            if member.takes_turns() and (member.models is None or name in member.models or not name)
+        ]
+        if any(member.health.state is State.HEALTHY for member in serving):
+            return []
+        return [member for member in serving if member.id not in failed]
 
     def _refuse(self, turn: Turn, now: float, failed: tuple[ReplicaId, ...]) -> NoReturn:
         """Say why no replica may have the turn."""

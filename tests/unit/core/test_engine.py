@@ -1,5 +1,6 @@
 """The engine: eligibility, kinds, books, learning, and the traps that need more than a strategy."""
 
+from contextlib import suppress
 from random import Random
 
 import pytest
@@ -689,6 +690,35 @@ def test_when_nobody_else_is_left_a_passed_probe_brings_a_replica_back_at_once()
     assert of.admit(turn("s"), 1.6).decision.replica == first
     status = next(status for status in of.replicas(1.7) if status.id == first)
     assert (status.health, status.why) == ("probation", "probe passed, and no other is left")
+
+
+def test_after_a_restart_of_the_whole_fleet_no_turn_is_refused_for_a_share_that_spares_nobody() -> None:
+    of = engine("a", "b")
+    for replica in (A, B):
+        of.probe_failed(replica, "gone", 1.0)
+        of.probe_failed(replica, "gone", 2.0)
+    assert refusal(of, turn("s"), 2.0).kind is ErrorKind.NONE_HEALTHY
+    for replica in (A, B):
+        of.probe_passed(replica, 5.0)
+    assert {status.health for status in of.replicas(5.0)} == {"probation"}
+    decisions = [of.admit(turn(str(number)), 5.0).decision for number in range(40)]
+    words = "over its share while returning, as no replica is well"
+    assert [words in decision.reason for decision in decisions] == [False] * 2 + [True] * 38
+    assert {decision.replica for decision in decisions} == {A, B}
+    assert of.admit(turn("x"), 5.0, failed=(A,)).decision.replica == B
+
+
+def test_a_returning_replica_keeps_to_its_share_while_another_is_well() -> None:
+    of = engine("a", "b")
+    of.probe_failed(A, "gone", 1.0)
+    of.probe_failed(A, "gone", 2.0)
+    of.probe_passed(A, 5.0)
+    placed = [of.admit(turn(str(number)), 5.0).decision for number in range(40)]
+    assert sum(decision.replica == A for decision in placed) <= 1
+    assert not any("over its share" in decision.reason for decision in placed)
+    with suppress(Refused):
+        of.admit(turn("x"), 5.0, failed=(B,))
+    assert refusal(of, turn("x"), 5.0, failed=(B,)).kind is ErrorKind.UPSTREAM_FAILED
 
 
 @pytest.mark.parametrize("change", ["removed", "replaced", "restarted"])
