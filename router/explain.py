@@ -9,6 +9,7 @@ import httpx
 import orjson
 
 from router.base.errors import HomingError
+from router.base.system import system_words
 from router.settings.credentials import load_secrets
 from router.settings.load import load_config
 from router.wiring import Router
@@ -31,7 +32,7 @@ def ask_admin(
             f"{address.rstrip('/')}/api/explain", content=content, headers=headers, timeout=_TIMEOUT_S
         )
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise HomingError(f"no answer from the admin port at {url}: {error}") from error
+        raise HomingError(f"no answer from the admin port at {url}: {_reason(error)}") from error
     try:
         content = orjson.loads(answer.content)
     except orjson.JSONDecodeError as error:
@@ -40,6 +41,14 @@ def ask_admin(
         raise HomingError(str(content.get("error", {}).get("message", answer.text)))
     explained: dict[str, Any] = content
     return explained
+
+
+def _reason(error: BaseException) -> str:
+    """In the system's words where it is the system that refused: httpx wraps it some layers deep."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__cause__ or cause.__context__
+    return system_words(cause if cause is not None else error)
 
 
 async def explain_here(
@@ -62,7 +71,7 @@ def render(answer: Mapping[str, Any]) -> str:
         f"prompt about {answer['prompt_tokens']} tokens in {answer['segments']} segments,"
         f" {answer['predicted_cached_tokens']} expected in cache;"
         f" session {answer['session'] or 'none'}"
-        + (f" from {answer['session_source']}" if answer["session_source"] else "")
+        + (f" {_source(answer['session_source'])}" if answer["session_source"] else "")
         + (f", home {answer['home']}" if answer["home"] else ""),
         "",
     ]
@@ -82,6 +91,10 @@ def render(answer: Mapping[str, Any]) -> str:
         for line in answer["candidates"]
     ]
     return "\n".join([*lines, table(header, rows)])
+
+
+def _source(source: str) -> str:
+    return "derived from the conversation's opening" if source == "derived" else f"from {source}"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -3,11 +3,12 @@
 Values only. Reading files is `load.py`'s, secrets are `credentials.py`'s.
 """
 
-from typing import Annotated, Literal, Self
+from collections.abc import Callable
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from router.base.units import format_size
+from router.base.units import format_duration, format_size
 from router.settings.fields import (
     Address,
     Duration,
@@ -131,18 +132,35 @@ class Access(Model):
     """Routers that share it make the same session keys."""
 
 
+def _between(least: float, most: float, write: Callable[[Any], str]) -> AfterValidator:
+    """Refuse what nobody means: a slip of the unit would else show as a router that refuses everything."""
+
+    def check(value: Any) -> Any:
+        if not least <= value <= most:
+            raise ValueError(f"{write(value)} is not from {write(least)} to {write(most)}")
+        return value
+
+    return AfterValidator(check)
+
+
+_DAY_S: Final = 86_400.0
+_Bytes = Annotated[Size, _between(1 << 10, 1 << 40, format_size)]
+_Wait = Annotated[Duration, _between(0.1, 30 * _DAY_S, format_duration)]
+_Look = Annotated[Duration, _between(0.02, 3600.0, format_duration)]
+
+
 class Limits(Model):
     """What is refused or cut off. Sizes in bytes, durations in seconds."""
 
-    body: Size = 64 << 20
-    held_bytes: Size = 2 << 30
+    body: _Bytes = 64 << 20
+    held_bytes: _Bytes = 2 << 30
     """All request bodies held at once: waiting, or kept for a retry."""
-    head: Size = 64 << 10
-    first_byte: Duration = 600.0
+    head: Annotated[Size, _between(1 << 10, 16 << 20, format_size)] = 64 << 10
+    first_byte: _Wait = 600.0
     """Wait for a replica's first byte."""
-    idle: Duration = 75.0
+    idle: _Wait = 75.0
     """A client's connection without a request."""
-    total: Duration | None = None
+    total: _Wait | None = None
     """A whole exchange; `None` = no limit."""
 
     @model_validator(mode="after")
@@ -168,8 +186,8 @@ class Telemetry(Model):
 class Probe(Model):
     """How replicas are looked at: `/health` and `/metrics`."""
 
-    interval: Duration = 2.0
-    timeout: Duration = 2.0
+    interval: _Look = 2.0
+    timeout: _Look = 2.0
     """A replica that has not answered by then counts as failed this once."""
 
 

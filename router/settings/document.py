@@ -76,6 +76,9 @@ class Document:
 
 def read_document(path: Path, shown: str, *, secret: bool = False) -> Document:
     """Read and parse a file. Every failure is a fault of the document; nothing is raised."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        # A pipe that nobody writes to would be waited for without end.
+        return Document(shown, faults=(Fault(shown, None, "is not a regular file"),), secret=secret)
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)

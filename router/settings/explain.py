@@ -4,6 +4,7 @@ Knows pydantic's errors and a document's lines; knows nothing of what the keys m
 """
 
 import difflib
+import re
 import typing
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields as dataclass_fields
@@ -86,6 +87,8 @@ def _wrong(detail: ErrorDetails, *, secret: bool) -> str:
             return f"is none of {', '.join(choices)}"
         return f"'{_written(value)}' is none of {', '.join(choices)}" + _near(str(value), choices)
     if kind in _EXPECTED:
+        if kind in ("int_type", "float_type") and not secret and _is_huge(value):
+            return f"'{value}' is too large"
         if secret:
             return f"expected {_EXPECTED[kind]}; put it in quotes if it looks like something else"
         quote = f'; write "{_written(value)}"' if kind == "string_type" and _is_scalar(value) else ""
@@ -94,6 +97,13 @@ def _wrong(detail: ErrorDetails, *, secret: bool) -> str:
         return "must not be empty"
     message = detail["msg"].removeprefix("Input ")
     return message[:1].lower() + message[1:]
+
+
+def _is_huge(value: object) -> bool:
+    """Whether a text is a number of so many digits that no key takes it, which is why it was left a text."""
+    if not isinstance(value, str) or re.fullmatch(r"[-+]?[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?", value) is None:
+        return False
+    return abs(float(value)) > 1e15
 
 
 def _near(word: str, choices: Sequence[str]) -> str:

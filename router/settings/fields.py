@@ -110,8 +110,13 @@ def parse_replica_url(text: object) -> str:
     if port == 0:
         raise ValueError("port 0 cannot be connected to")
     base = f"{parts.scheme}://{Address(host, port)}"
-    if parts.path not in ("", "/") or parts.query or parts.fragment:
-        raise ValueError(f"'{text}' must not have a path: Homing adds the request's own; write {base}")
+    for there, what in (
+        (parts.path not in ("", "/"), "path"),
+        (parts.query, "query"),
+        (parts.fragment, "fragment"),
+    ):
+        if there:
+            raise ValueError(f"'{text}' must not have a {what}: Homing adds the request's own; write {base}")
     return base
 
 

@@ -48,6 +48,7 @@ def test_the_bill_names_the_choice_marks_its_line_and_shows_what_is_unknown():
 
 
 def test_a_turn_without_session_says_so():
+    assert " derived from the conversation's opening" in render({**ANSWER, "session_source": "derived"})
     shown = render({**ANSWER, "session": None, "session_source": "", "home": None})
     assert shown.splitlines()[1].endswith("session none")
 

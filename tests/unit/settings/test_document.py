@@ -1,5 +1,6 @@
 """Files as values with lines: what is read as what, and every refusal with its line and words."""
 
+import os
 from itertools import pairwise
 
 import pytest
@@ -171,3 +172,10 @@ def test_an_unread_document_has_nothing_anywhere():
 def test_no_bytes_raise(raw):
     document = parse_document(raw, "f.yaml")
     assert document.faults or isinstance(document.value, dict)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+def test_a_pipe_that_nobody_writes_to_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    [fault] = read_document(tmp_path / "pipe", "pipe").faults
+    assert str(fault) == "pipe: is not a regular file"

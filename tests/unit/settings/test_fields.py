@@ -114,7 +114,7 @@ def test_a_replica_url_takes_one_form(text, url):
         ),
         (
             "http://h:1?x=1",
-            "'http://h:1?x=1' must not have a path: Homing adds the request's own; write http://h:1",
+            "'http://h:1?x=1' must not have a query: Homing adds the request's own; write http://h:1",
         ),
         ("http://:1", "'http://:1' names no host; write http://10.0.0.1:8000"),
         (

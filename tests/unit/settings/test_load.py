@@ -159,6 +159,13 @@ REPLICA = "version: 1\nreplicas:\n  - "
             "write 512B, 64KiB, 64MiB or 2GiB",
         ),
         ("version: 1\nlimits: {idle: 0}\n", "c.yaml:2: limits.idle: must be more than 0"),
+        ("version: 1\nlimits: {body: 1B}\n", "c.yaml:2: limits.body: 1B is not from 1KiB to 1TiB"),
+        ("version: 1\nlimits: {idle: 99999d}\n", "c.yaml:2: limits.idle: 99999d is not from 100ms to 30d"),
+        ("version: 1\nprobe: {interval: 1ms}\n", "c.yaml:2: probe.interval: 1ms is not from 20ms to 1h"),
+        (
+            "version: 1\ntelemetry: {trace_sample: 1e308}\n",
+            "c.yaml:2: telemetry.trace_sample: '1e308' is too large",
+        ),
         (
             "version: 1\nlimits: {body: 2GiB, held_bytes: 1GiB}\n",
             "c.yaml:2: limits: body (2GiB) is more than held_bytes (1GiB): "
