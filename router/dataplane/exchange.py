@@ -371,16 +371,17 @@ class Exchange:
             self._begin()
         self._client.write(b"%x\r\n%b\r\n" % (len(rest), rest) if self._chunked else rest)
 
-    def on_broken(self, why: str, *, answered: bool) -> None:
+    def on_broken(self, why: str, *, answered: bool, taken: bool) -> None:
         """The connection to the replica is gone before the end of the answer."""
         self._upstream = None
         last_used = self._last_used
         if last_used is not None and not answered and not self._resent and self.phase is Phase.WAITING:
             # The replica closed an idle connection as the request was on its way: it goes again. If nobody
-            # is there by then, the replica may as well have died of it, which the times tell.
+            # is there by then, the replica may as well have died of it. A request that was not even taken is
+            # no cause of death; for the others the times tell.
             self._resent = True
             sent_at, now = self._sent_at, self._plane.now()
-            self._in_hand = now - sent_at > _STALE_S or sent_at - last_used < _JUST_USED_S
+            self._in_hand = taken and (now - sent_at > _STALE_S or sent_at - last_used < _JUST_USED_S)
             self._dispatch(reuse=False)
             return
         # Whether the replica died decides whether the turn may go to another one.

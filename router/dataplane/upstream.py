@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import httptools
 
+from router.dataplane.departure import unacknowledged
 from router.dataplane.head import MAX_DIGITS, listed_in
 
 if TYPE_CHECKING:
@@ -61,8 +62,9 @@ class Receiver(Protocol):
 
     def on_end(self) -> None: ...
 
-    def on_broken(self, why: str, *, answered: bool) -> None:
-        """The connection ended or turned to garbage; `answered` = some byte of an answer had come."""
+    def on_broken(self, why: str, *, answered: bool, taken: bool) -> None:
+        """The connection ended or turned to garbage; `answered` = some byte of an answer had come, `taken` =
+        the replica's host had acknowledged the whole request, as far as the platform can tell."""
 
 
 def _said_farewell(tls: ssl.SSLObject) -> bool:
@@ -230,7 +232,7 @@ class UpstreamConnection(asyncio.Protocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
+        transport, self._transport = self._transport, None
         self._pool.lost(self)
         if self._receiver is None:
             return
@@ -242,14 +244,15 @@ class UpstreamConnection(asyncio.Protocol):
             return
         where = "its answer" if self._answered else "any answer"
         when = "in the middle of" if self._answered else "before"
-        self._break(f"closed the connection {when} {where}")
+        taken = self._answered or transport is None or not unacknowledged(transport.get_extra_info("socket"))
+        self._break(f"closed the connection {when} {where}", taken=taken)
 
-    def _break(self, why: str) -> None:
+    def _break(self, why: str, *, taken: bool = True) -> None:
         receiver, self._receiver = self._receiver, None
         if self._transport is not None:
             self._transport.abort()
         if receiver is not None:
-            receiver.on_broken(why, answered=self._answered)
+            receiver.on_broken(why, answered=self._answered, taken=taken)
 
     # --- httptools ----------------------------------------------------------------------------------
 

@@ -176,8 +176,6 @@ async def test_a_replica_that_went_away_idle_does_not_fail_the_next_turn() -> No
     async with raw_replica(ok) as one, raw_replica(ok) as two, data_plane([one.url, two.url]) as plane:
         async with raw_client(plane.port) as client:
             home = await home_of(plane, client)
-            # Used so lately that it would look like a death.
-            plane.pools[ReplicaId(home)]._idle[0].idle_since -= 1.0
             await (one if home == "r0" else two).stop()
             # Sent at once, before the router can have noticed: the pooled connection is dead.
             response = await client.exchange(post(chat(), "X-Session-ID: one"))
