@@ -72,10 +72,9 @@ class Guard:
 
     def check(self, caller: Caller) -> Rejection | None:
         """`None` lets the caller in."""
-        has_token = self._has_token(caller)
         is_open = caller.path in _OPEN_PATHS and caller.method in ("GET", "HEAD")
-        # A page that rebinds its name has no token, and up or down is no secret.
-        if not (has_token or is_open) and (rejection := self._check_host(caller)) is not None:
+        # Whether it is up is no secret, and whoever asks that knows it by many names.
+        if not is_open and (rejection := self._check_host(caller)) is not None:
             return rejection
         if caller.origin is not None and not _same_origin(caller.origin, caller.host):
             return Rejection(
@@ -87,7 +86,7 @@ class Guard:
         if is_open:
             return None
         reads = caller.method in ("GET", "HEAD") or caller.path in self._read_only
-        if (reads and self._open_to_local_reads) or has_token:
+        if (reads and self._open_to_local_reads) or self._has_token(caller):
             return None
         what = "this listener is not loopback, so every request" if reads else "every write"
         return Rejection(
@@ -104,7 +103,7 @@ class Guard:
             403,
             "foreign_host",
             f"the Host header {caller.host or ''!r} names neither this listener nor this machine; call it by "
-            "the address it listens on, send the admin token, or list the name in admin.hosts",
+            "the address it listens on, or list the name in admin.hosts",
         )
 
     def _has_token(self, caller: Caller) -> bool:

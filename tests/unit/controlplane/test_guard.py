@@ -56,15 +56,11 @@ def test_a_foreign_or_malformed_host_is_refused(host: str | None) -> None:
     assert code(LOCAL, caller(host=host)) == "foreign_host"
 
 
-def test_whoever_has_the_token_may_come_by_any_name() -> None:
+def test_a_name_that_is_not_listed_is_foreign_token_or_not() -> None:
     for guard in (LOCAL, PUBLIC):
         for method in ("GET", "DELETE"):
-            assert code(guard, caller(method, host="homing.example:9090", token=TOKEN)) is None
-            assert code(guard, caller(method, host="homing.example", token="guessed")) == "foreign_host"
-            page = "http://evil.example"
-            assert code(guard, caller(method, host="homing.example", token=TOKEN, origin=page)) == (
-                "foreign_origin"
-            )
+            for token in (TOKEN, "guessed"):
+                assert code(guard, caller(method, host="homing.example", token=token)) == "foreign_host"
 
 
 @pytest.mark.parametrize("path", ["/livez", "/readyz"])
