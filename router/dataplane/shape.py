@@ -19,6 +19,8 @@ MAX_STRINGS: Final = 100_000
 
 _SMALL: Final = 40_000
 """Bytes of a body that has no room for as many values."""
+_MIDDLING: Final = 1 << 20
+"""Bytes of a body in which strings and lists alone, however many, cost little: only objects are counted."""
 
 
 def check_shape(body: bytes) -> None:
@@ -26,7 +28,8 @@ def check_shape(body: bytes) -> None:
 
     What is not JSON passes, or fails, as if the part that is stood alone: the decoder refuses it in any case.
     """
-    if len(body) < _SMALL:
+    size = len(body)
+    if size < _SMALL or (size < _MIDDLING and body.count(b"{") <= MAX_OBJECTS):
         return
     # Braces and quotes in texts are counted too, so these say only that there cannot be too many.
     if (

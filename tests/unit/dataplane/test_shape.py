@@ -22,8 +22,14 @@ def test_too_many_of_each_kind_of_value_are_refused_by_name():
     assert f"more than {MAX_OBJECTS} messages, blocks and other objects" in refusal(
         {"messages": [{}] * MAX_OBJECTS}
     )
-    assert f"more than {MAX_LISTS} lists" in refusal({"prompt": [[1]] * MAX_LISTS})
-    assert f"more than {MAX_STRINGS} strings" in refusal({"input": ["a"] * MAX_STRINGS})
+    long = "x" * shape._MIDDLING
+    assert f"more than {MAX_LISTS} lists" in refusal({"prompt": [[1]] * MAX_LISTS, "text": long})
+    assert f"more than {MAX_STRINGS} strings" in refusal({"input": ["a"] * MAX_STRINGS, "text": long})
+
+
+def test_strings_and_lists_of_a_middling_body_are_cheap_and_not_counted():
+    check_shape(json.dumps({"prompt": [[1]] * (MAX_LISTS + 1)}).encode())
+    check_shape(json.dumps({"input": ["a"] * (MAX_STRINGS + 1)}).encode())
 
 
 def test_as_many_as_the_limit_are_let_through():
@@ -44,6 +50,7 @@ def test_what_is_counted_is_what_the_body_is_made_of(value):
     objects, lists, strings = _count(value)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shape, "_SMALL", 0)
+        patch.setattr(shape, "_MIDDLING", 0)
         for name, count in (("MAX_OBJECTS", objects), ("MAX_LISTS", lists), ("MAX_STRINGS", strings)):
             patch.setattr(shape, name, count)
         body = json.dumps(value).encode()
