@@ -246,6 +246,9 @@ class EngineModel:
         if not self._stepping or not self._pure or self._loading or (self._waiting and not self._blocked):
             return self.next_event_time()
         steps = min([seq.job.output_tokens - seq.generated for seq, _ in self._batch], default=1)
+        if len(self._batch) * (steps // self._block + 1) > self.cache.free:
+            # One of them may have to give up its blocks on the way, and what waits may then get them.
+            return self.next_event_time()
         return self._anchor + (self._paced + steps - 1) * self._interval
 
     def advance(self, now: float) -> list[Event]:

@@ -242,7 +242,7 @@ class RawClient:
         self.writer.close()
         try:
             await self.writer.wait_closed()
-        except ConnectionError:
+        except (ConnectionError, ssl.SSLError):  # the router may still be sending
             return
 
 

@@ -1,7 +1,7 @@
 """The engine in virtual time: what a request waits for, what it hits, and that nothing leaks."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from router.simulator.model import EngineModel, Event, Finished, FirstToken, Job, Preempted, Tokens
@@ -411,6 +411,7 @@ def test_the_next_outcome_passes_over_steps_that_only_decode() -> None:
     host=st.sampled_from([0, 20]),
     seqs=st.sampled_from([1, 3, 50]),
 )
+@example(arrivals=[(0.0, 15, 35, 0), (0.01, 64, 34, 0), (0.01, 33, 17, 0)], blocks=9, host=20, seqs=3)
 def test_a_driver_that_sleeps_until_the_next_outcome_is_never_late(
     arrivals: list[Arrival], blocks: int, host: int, seqs: int
 ) -> None:
