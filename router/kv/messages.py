@@ -1,0 +1,222 @@
+"""What frames say: one shape for each type, read strictly. Knows nothing of sockets.
+
+Runs of hashes and of handles are single byte strings; unknown fields, wrong types and texts beyond their
+bounds are refused.
+"""
+
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from router.kv.wire import Type, WireFault
+
+MAX_META: Final = 4 << 20
+"""Bytes of a frame's metadata: the hashes of 130,000 blocks."""
+MAX_META_UNKNOWN: Final = 16 << 10
+"""Before the other side has shown that it knows the secret."""
+
+Name = Annotated[str, Meta(min_length=1, max_length=128)]
+Label = Annotated[str, Meta(max_length=256)]
+Count = Annotated[int, Meta(ge=0, le=1 << 20)]
+Millis = Annotated[int, Meta(ge=0, le=3_600_000)]
+Sum = Annotated[int, Meta(ge=0, lt=1 << 64)]
+Packed = Annotated[bytes, Meta(max_length=MAX_META)]
+OneHash = Annotated[bytes, Meta(min_length=32, max_length=32)]
+Space = Annotated[bytes, Meta(min_length=16, max_length=16)]
+Nonce = Annotated[bytes, Meta(min_length=32, max_length=32)]
+Fields = Annotated[dict[Label, str | int], Meta(max_length=64)]
+ZoneName = Literal["system", "session"]
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of every shape."""
+
+
+class Refused(Message, frozen=True):
+    """The connection, or what was asked, is refused."""
+
+    reason: Label
+    """`secret`, `version`, `namespace`, `mode`, `busy`, `message`, `unknown`."""
+    text: Annotated[str, Meta(max_length=1024)]
+
+
+# Between an engine and its agent.
+
+
+class Attach(Message, frozen=True):
+    """An engine's side shows up."""
+
+    role: Literal["scheduler", "worker"]
+    engine: Name
+    rank: Count
+    namespace: Fields
+    part_bytes: Annotated[int, Meta(ge=1, le=1 << 32)]
+
+
+class Attached(Message, frozen=True):
+    """The engine is served from this arena."""
+
+    arena: Annotated[str, Meta(max_length=4096)]
+    identity: Annotated[bytes, Meta(min_length=16, max_length=16)]
+
+
+class Ask(Message, frozen=True):
+    """How much of this prefix can be had?"""
+
+    request: Label
+    tenant: Label
+    hashes: Packed
+    hint: dict[str, Any] | None = None
+
+
+class Answer(Message, frozen=True):
+    """So many blocks, from the first on."""
+
+    request: Label
+    blocks: Count
+    local: Count
+    tenant: Label
+    stall_ms: Millis
+    deadline_ms: Millis
+    system_blocks: Count
+    reason: Label = ""
+
+
+class OfRequest(Message, frozen=True):
+    """FORGET, FINISHED: a request's answer is used up; a request is over."""
+
+    request: Label
+
+
+class Load(Message, frozen=True):
+    """Bring blocks `first` to `first + count` of what was asked."""
+
+    request: Label
+    load: int
+    first: Count
+    count: Count
+    stall_ms: Millis
+    deadline_ms: Millis
+
+
+class LandedBlocks(Message, frozen=True):
+    """The next blocks of a load lie in these slots."""
+
+    load: int
+    index: Count
+    handles: Packed
+
+
+class Ended(Message, frozen=True):
+    """A load is over: nothing more lands."""
+
+    load: int
+    blocks: Count
+    reason: Label
+
+
+class Abort(Message, frozen=True):
+    """A load is not wanted any more."""
+
+    load: int
+
+
+class Copied(Message, frozen=True):
+    """Blocks below `upto` are in the engine; `done`: the worker wants no more of this load."""
+
+    load: int
+    upto: Count
+    done: bool = False
+
+
+class Reserve(Message, frozen=True):
+    """The scheduler wants so many slots more."""
+
+    count: Count
+
+
+class Handles(Message, frozen=True):
+    """SLOTS, WRITTEN, DROP."""
+
+    handles: Packed
+
+
+class Store(Message, frozen=True):
+    """What reserved slots hold, or will hold once every rank has written."""
+
+    request: Label
+    tenant: Label
+    zone: ZoneName
+    session: Label
+    handles: Packed
+    hashes: Packed
+    parents: Packed
+
+
+class Gone(Message, frozen=True):
+    """Blocks that are not held any more."""
+
+    tenant: Label
+    hashes: Packed
+
+
+class Stats(Message, frozen=True):
+    """The agent's figures."""
+
+    figures: Annotated[dict[Label, float], Meta(max_length=128)]
+
+
+T = TypeVar("T", bound=Message)
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoders: Final[dict[type[Message], msgspec.msgpack.Decoder[Any]]] = {}
+
+
+def pack(message: Message) -> bytes:
+    """As metadata."""
+    return _encoder.encode(message)
+
+
+def unpack(shape: type[T], meta: bytes) -> T:
+    """Metadata as `shape`. Raises `WireFault`, whatever is wrong with it."""
+    decoder = _decoders.get(shape)
+    if decoder is None:
+        decoder = _decoders[shape] = msgspec.msgpack.Decoder(shape, strict=True)
+    try:
+        message: T = decoder.decode(meta)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise WireFault(f"{shape.__name__}: {str(error)[:200]}") from None
+    return message
+
+
+SHAPES: Final[dict[Type, type[Message]]] = {
+    Type.REFUSED: Refused,
+    Type.ATTACH: Attach,
+    Type.ATTACHED: Attached,
+    Type.ASK: Ask,
+    Type.ANSWER: Answer,
+    Type.FORGET: OfRequest,
+    Type.LOAD: Load,
+    Type.LANDED: LandedBlocks,
+    Type.ENDED: Ended,
+    Type.ABORT: Abort,
+    Type.COPIED: Copied,
+    Type.RESERVE: Reserve,
+    Type.SLOTS: Handles,
+    Type.STORE: Store,
+    Type.WRITTEN: Handles,
+    Type.DROP: Handles,
+    Type.FINISHED: OfRequest,
+    Type.GONE: Gone,
+    Type.STATS: Stats,
+}
+"""The shape of each type's metadata."""
+
+
+def read(kind: Type, meta: bytes) -> Message:
+    """Metadata of a frame of that type. Raises `WireFault`."""
+    shape = SHAPES.get(kind)
+    if shape is None:
+        raise WireFault(f"{kind.name} has no place here")
+    return unpack(shape, meta)
