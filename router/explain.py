@@ -73,8 +73,12 @@ def render(answer: Mapping[str, Any]) -> str:
         f" session {answer['session'] or 'none'}"
         + (f" {_source(answer['session_source'])}" if answer["session_source"] else "")
         + (f", home {answer['home']}" if answer["home"] else ""),
-        "",
     ]
+    if broken := answer.get("break"):
+        lines.append(
+            f"does not go on from the turn before: {broken['why']} ({broken['lost_tokens']} tokens lost)"
+        )
+    lines.append("")
     header = ("", "replica", "cached", "in flight", "pending", "working set", "capacity", "price", "over")
     rows = [
         (

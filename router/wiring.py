@@ -15,8 +15,10 @@ from router.base.system import open_files
 from router.controlplane.admin import AdminServer, AdminSources
 from router.controlplane.certificate import CertificateWatch
 from router.controlplane.probe import Prober, ProbeTiming
+from router.core.chain_watch import ChainWatch, told
 from router.core.engine import Engine
 from router.core.fleet import ReplicaSpec
+from router.core.model import Model
 from router.dataplane.limits import Limits
 from router.dataplane.routing import Routing
 from router.dataplane.server import DataPlane
@@ -25,6 +27,7 @@ from router.settings.config import RouterConfig
 from router.settings.credentials import Secrets
 from router.settings.load import Loaded
 from router.telemetry.bill import bill
+from router.telemetry.breaks import break_fields, session_breaks
 from router.telemetry.counters import Counters
 from router.telemetry.fanout import Fanout
 from router.telemetry.health_log import HealthLog
@@ -66,6 +69,7 @@ class Router:
         plans = build_plans(loaded)
         self.counters = Counters()
         self.recent = RecentDecisions(self.clock)
+        self.chains = ChainWatch()
         self.engine = Engine(
             plans,
             rng=rng,
@@ -92,8 +96,9 @@ class Router:
             access=secrets.keys,
             tenant_header=config.access.tenant_header,
             tls=secrets.tls.context if secrets.tls is not None else None,
+            chains=self.chains,
         )
-        metrics = Metrics(self.counters, self.engine, self.dataplane, self.clock)
+        metrics = Metrics(self.counters, self.engine, self.dataplane, self.clock, chains=self.chains)
         self.admin = AdminServer(
             self.engine,
             self.clock,
@@ -102,6 +107,7 @@ class Router:
                 decisions=self.recent.newest,
                 policy=lambda: self._policy_text,
                 explain=self.explain,
+                session=lambda key, now: session_breaks(self.chains, key, now),
                 stopping=lambda: self.dataplane.stopping,
             ),
             token=secrets.admin_token,
@@ -160,13 +166,21 @@ class Router:
         head = self.dataplane.heads.read(b"POST", path.encode("ascii", "replace"), "1.1", headers)
         owner = TenantId(tenant) if tenant is not None else OPEN_TENANT
         routed = self.routing.route(head, body, owner, b"explain")
-        decision = self.engine.decide(routed.turn, self.clock.now(), plan=routed.plan)
+        now = self.clock.now()
+        decision = self.engine.decide(routed.turn, now, plan=routed.plan)
         turn = routed.turn
+        asked = told(turn, decision, Model(turn.model))
+        broken = (
+            self.chains.look(asked, routed.outline)
+            if asked is not None and routed.outline is not None
+            else None
+        )
         return {
             "model": turn.model,
             "session": turn.session,
             "session_source": turn.session_source,
             "segments": len(turn.chain.hashes),
+            "break": break_fields(broken, now) if broken is not None else None,
             **bill(decision),
         }
 

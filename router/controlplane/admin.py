@@ -88,6 +88,8 @@ class AdminSources:
     policy: Callable[[], str]
     """The policy in force, as YAML."""
     explain: Explain
+    session: Callable[[SessionKey, float], Mapping[str, object]] = lambda _key, _now: {}
+    """What else is known of a session, by its key in the table and at a time."""
     stopping: Callable[[], bool] = lambda: False
     """Whether the router is on its way out and takes no new connections."""
 
@@ -214,7 +216,10 @@ class AdminServer:
     async def _sessions(self, request: web.Request) -> web.Response:
         now = self._clock.now()
         sessions = self._fleet.sessions(read_limit(request))
-        return json_answer({"sessions": [_session_fields(session, now) for session in sessions]})
+        more = self._sources.session
+        return json_answer(
+            {"sessions": [{**_session_fields(each, now), **more(each.key, now)} for each in sessions]}
+        )
 
     async def _end_session(self, request: web.Request) -> web.Response:
         key = request.match_info["key"]

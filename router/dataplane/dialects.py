@@ -18,6 +18,7 @@ from router.base.ids import TenantId
 from router.core.hashing import hash64
 from router.core.request import EMPTY_CHAIN, Chain
 from router.dataplane.fingerprint import Message, Segments
+from router.dataplane.outline import BodyOutline
 from router.dataplane.shape import check_shape
 from router.dataplane.splice import EXTRA, RESERVED
 
@@ -77,6 +78,8 @@ class Read(msgspec.Struct, frozen=True, gc=False):
     has_stream_options: bool
     asks_usage: bool
     """The client asked for the usage of a stream, or gave options that are for the replica to refuse."""
+    outline: BodyOutline | None
+    """What the chain's segments are; `None` where there is no chain. Holds on to the body."""
 
 
 # What changes the rendered prompt beside tools and messages, by dialect: vLLM's chat parameters, and what
@@ -164,7 +167,7 @@ class RequestReader:
             head = reading.decode(body)
             model = head.model or ""
             plain = reading.is_plain(head)
-            chain = reading.chain(head, tenant, model, plain=plain)
+            chain, outline = reading.chain(head, tenant, model, plain=plain)
         except UnicodeDecodeError as error:
             raise _refused(f"is not UTF-8: byte {error.start} is wrong") from error
         except msgspec.ValidationError as error:
@@ -186,6 +189,7 @@ class RequestReader:
             False if plain else reading.is_reserved(head),
             has_options,
             asks_usage,
+            outline,
         )
 
 
@@ -279,8 +283,10 @@ class _Reading:
                 return path, text
         return None
 
-    def chain(self, head: _Head, tenant: TenantId, model: str, *, plain: bool) -> Chain:
-        """The fingerprint of the body's prompt; empty where there is none."""
+    def chain(
+        self, head: _Head, tenant: TenantId, model: str, *, plain: bool
+    ) -> tuple[Chain, BodyOutline | None]:
+        """The fingerprint of the body's prompt, and its outline; empty where there is none."""
         root = self._roots.get((tenant, model))
         if root is None:
             name = model.encode()
@@ -301,8 +307,9 @@ class _Reading:
         segments = Segments(root, size)
         opening = self._add_prompt(head, segments)
         if len(segments.hashes) == 1:
-            return EMPTY_CHAIN
-        return Chain(tuple(segments.hashes), tuple(segments.ends), opening)
+            return EMPTY_CHAIN, None
+        chain = Chain(tuple(segments.hashes), tuple(segments.ends), opening)
+        return chain, BodyOutline(head, self._add_prompt, segments)
 
 
 MAX_MODEL: Final = 512

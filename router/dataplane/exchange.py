@@ -169,6 +169,8 @@ class Exchange:
         self._ticket = ticket
         self._resent = False
         self._dispatch(reuse=True)
+        if routed.outline is not None:
+            self._plane.watch_chain(ticket, routed.outline)
 
     def _dispatch(self, *, reuse: bool) -> None:
         assert self._ticket is not None
@@ -577,6 +579,7 @@ class Exchange:
         self._plane.release(self)
         if self._routed is not None:
             self._routed.body = ()
+            self._routed.outline = None
         self._client.write(prepared + self._connection_line() + body)
 
     def _connection_line(self) -> bytes:

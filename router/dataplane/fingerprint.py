@@ -10,7 +10,7 @@ A payload longer than `CHUNK` makes several segments. Where it is cut depends on
 in the payload, so a text that grows at its end keeps the segments it had.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -95,12 +95,16 @@ _OUTER: Final = msgspec.json.Decoder(list[_Outer])
 class Segments:
     """A chain in the making. Each `add_*` puts one payload at its end."""
 
-    __slots__ = ("ends", "hashes")
+    __slots__ = ("billing", "ends", "hashes", "messages")
 
     def __init__(self, root: int, size: int = 0) -> None:
         """`root` is a hash of what all of the prompt depends on; `size` is the prompt bytes in that."""
         self.hashes = [root]
         self.ends = [size]
+        self.messages: Sequence[Message] = ()
+        """What the chain ends with, where it ends with messages."""
+        self.billing = False
+        """Whether nonces were left out of them."""
 
     def add(self, payload: bytes) -> None:
         """One payload, in as many segments as it takes."""
@@ -123,13 +127,14 @@ class Segments:
         if payload := _content(system, billing=not system.startswith(b'"')):
             self.add(b"s" + payload)
 
-    def add_messages(self, messages: Iterable[Message], *, billing: bool = False) -> int:
+    def add_messages(self, messages: Sequence[Message], *, billing: bool = False) -> int:
         """Messages in order; the answer is how many segments make the opening.
 
         The opening ends with the last segment of the first user message, all chunks of it included, and of
         the first message where none is the user's. `billing`: leave per-request nonces in system messages
         out (`BILLING`).
         """
+        self.messages, self.billing = messages, billing
         hashes, ends = self.hashes, self.ends
         last, end = hashes[-1], ends[-1]
         opening = first = 0

@@ -16,6 +16,7 @@ from router.core.request import EMPTY_CHAIN, Turn
 from router.core.session import session_key
 from router.dataplane.dialects import MAX_RESPONSE_ID, Dialect, RequestReader, dialect_of
 from router.dataplane.head import Head
+from router.dataplane.outline import BodyOutline
 from router.dataplane.splice import EXTRA, RESERVED, rewrite
 from router.settings.routes import RouteTable
 
@@ -32,7 +33,17 @@ _REMEMBERED_SALTS: Final = 4096
 class Routed:
     """A request, ready for any replica: between `head_start` and `head_end` goes what names the replica."""
 
-    __slots__ = ("body", "dialect", "head_end", "head_start", "hide_usage", "plan", "stores", "turn")
+    __slots__ = (
+        "body",
+        "dialect",
+        "head_end",
+        "head_start",
+        "hide_usage",
+        "outline",
+        "plan",
+        "stores",
+        "turn",
+    )
 
     def __init__(
         self,
@@ -45,6 +56,7 @@ class Routed:
         head_start: bytes,
         head_end: bytes,
         body: tuple[bytes | memoryview, ...],
+        outline: BodyOutline | None,
     ) -> None:
         self.turn = turn
         self.plan = plan
@@ -56,6 +68,8 @@ class Routed:
         self.head_start = head_start
         self.head_end = head_end
         self.body = body
+        self.outline = outline
+        """What can be told of the prompt's segments while the body is held."""
 
 
 class Routing:
@@ -167,6 +181,7 @@ class Routing:
             head_start=method + b" " + head.target,
             head_end=b"".join(lines),
             body=body,
+            outline=read.outline if read is not None else None,
         )
 
     def key_of(self, tenant: TenantId, session_id: str | bytes) -> SessionKey:

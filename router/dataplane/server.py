@@ -14,8 +14,11 @@ from router.base.errors import ErrorKind, HomingError, Refused
 from router.base.ids import OPEN_TENANT, ReplicaId, TenantId
 from router.base.system import system_words
 from router.base.tasks import TaskOwner
+from router.core.chain_watch import ChainWatch, told
 from router.core.engine import Engine
 from router.core.fleet import ReplicaSpec
+from router.core.outline import Describe
+from router.core.ticket import Ticket
 from router.dataplane.client import ClientConnection
 from router.dataplane.exchange import Exchange
 from router.dataplane.head import Head, HeadReader
@@ -59,8 +62,9 @@ class DataPlane:
         access: AccessKeys | None = None,
         tenant_header: str | None = None,
         tls: ssl.SSLContext | None = None,
+        chains: ChainWatch | None = None,
     ) -> None:
-        """`tls` = what clients are spoken to with; `None` = plain HTTP."""
+        """`tls` = what clients are spoken to with; `None` = plain HTTP. `chains` is told of every turn."""
         self.engine = engine
         self.routing = routing
         self.now = clock.now
@@ -82,6 +86,7 @@ class DataPlane:
         self._access = access
         self._tenant_header = tenant_header
         self._tls = tls
+        self._chains = chains
         self._urls: dict[ReplicaId, tuple[str, str | None, ssl.SSLContext | None]] = {}
         self._retired: list[Pool] = []
         self._live_ids: set[bytes] = set()
@@ -219,6 +224,19 @@ class DataPlane:
     def give_back(self, size: int) -> None:
         """Uncount bytes held."""
         self.held_bytes -= size
+
+    def watch_chain(self, ticket: Ticket, describe: Describe) -> None:
+        """A turn was given to a replica: does its prompt go on from its session's last one?"""
+        if self._chains is None:
+            return
+        try:
+            turn = told(ticket.turn, ticket.decision, ticket.model)
+            if turn is not None:
+                self._chains.turn(turn, describe)
+        except Exception:  # noqa: BLE001
+            # As with an observer that raises: whatever its fault is, it must not cost a turn.
+            self._chains = None
+            _log.exception("watching prompts failed and has ended; routing goes on")
 
     def count_error(self, refusal: Refused) -> None:
         """A client was told of this."""

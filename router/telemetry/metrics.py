@@ -23,8 +23,11 @@ import router
 from router.base.clock import Clock
 from router.base.errors import ErrorKind
 from router.base.ids import ReplicaId
+from router.core.breaks import Cause
+from router.core.chain_watch import ChainWatch
 from router.core.fleet import ReplicaStatus
 from router.core.health import State
+from router.core.outline import Part
 from router.telemetry.counters import Counters, ReplicaCounts
 from router.telemetry.histogram import Histogram
 from router.telemetry.prometheus import render
@@ -73,12 +76,14 @@ class Metrics:
         plane: PlaneSource,
         clock: Clock,
         *,
+        chains: ChainWatch | None = None,
         wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._counters = counters
         self._fleet = fleet
         self._plane = plane
         self._clock = clock
+        self._chains = chains
         self._wall_ns = wall_ns
         self._start_ns = wall_ns()
 
@@ -106,6 +111,7 @@ class Metrics:
             ),
             *_plane(build, self._plane, replicas),
             *_turns(build, self._counters),
+            *(_chains(build, self._chains) if self._chains is not None else ()),
             *_replica_counts(build, self._counters.replicas),
             *_replica_state(build, replicas),
         ]
@@ -172,6 +178,34 @@ def _turns(build: "_Builder", counters: Counters) -> list[Metric]:
             "Distance between predicted and delivered cached tokens of a turn.",
             "{token}",
             [({}, counters.prediction_error)],
+        ),
+    ]
+
+
+def _chains(build: "_Builder", chains: ChainWatch) -> list[Metric]:
+    def each(counts: Mapping[tuple[Part, Cause], int]) -> _Points:
+        return [
+            ({"part": part.value, "cause": cause.value}, count) for (part, cause), count in counts.items()
+        ]
+
+    return [
+        build.counter(
+            "homing_chain_turns",
+            "Turns whose session had one before them to go on from.",
+            "{turn}",
+            [({}, chains.turns)],
+        ),
+        build.counter(
+            "homing_chain_breaks",
+            "Those that did not go on from it, by the part of the prompt that differs and the cause.",
+            "{turn}",
+            each(chains.breaks),
+        ),
+        build.counter(
+            "homing_chain_lost_tokens",
+            "Prompt tokens that would have been cached, had these gone on, estimated.",
+            "{token}",
+            each(chains.lost_tokens),
         ),
     ]
 

@@ -53,6 +53,14 @@ def test_a_turn_without_session_says_so():
     assert shown.splitlines()[1].endswith("session none")
 
 
+def test_a_turn_that_does_not_go_on_says_why():
+    broken = {"why": "message 3 (tool) changed", "lost_tokens": 120}
+    assert render({**ANSWER, "break": broken}).splitlines()[2] == (
+        "does not go on from the turn before: message 3 (tool) changed (120 tokens lost)"
+    )
+    assert render({**ANSWER, "break": None}) == render(ANSWER)
+
+
 def test_columns_are_as_wide_as_their_widest_cell_with_figures_to_the_right():
     assert table(("name", "n"), [("a", "10"), ("longer", "7")]) == "name     n\na       10\nlonger   7"
 

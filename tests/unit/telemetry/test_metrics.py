@@ -9,9 +9,12 @@ from opentelemetry.sdk.metrics.export import HistogramDataPoint, Metric
 from router.base.clock import ManualClock
 from router.base.errors import ErrorKind
 from router.base.ids import ReplicaId, SessionKey
+from router.core.breaks import Cause
+from router.core.chain_watch import ChainWatch
 from router.core.decide import Decision, Kind
 from router.core.fleet import ReplicaStatus, Report
 from router.core.observe import Ended, HealthChange, Outcome, Usage
+from router.core.outline import Part
 from router.core.request import Turn
 from router.telemetry.counters import Counters
 from router.telemetry.metrics import Metrics
@@ -127,7 +130,11 @@ def counters(turn: Turn, decided: Callable[..., Decision], ended: Callable[..., 
 def metrics(counters: Counters) -> Metrics:
     fleet = Fleet(status(A, Report(1.0, 5.0, 6.0, 0.75, 800), 900), status(B, None))
     walls = iter(range(1_000_000_000, 100_000_000_000, 1_000_000_000))
-    return Metrics(counters, fleet, Plane(), ManualClock(100.0), wall_ns=lambda: next(walls))
+    chains = ChainWatch()
+    chains.turns = 5
+    chains.breaks[Part.SYSTEM, Cause.DIGITS] = 2
+    chains.lost_tokens[Part.SYSTEM, Cause.DIGITS] = 7000
+    return Metrics(counters, fleet, Plane(), ManualClock(100.0), chains=chains, wall_ns=lambda: next(walls))
 
 
 def test_the_text_reads_back_as_what_was_counted(metrics: Metrics) -> None:
@@ -137,6 +144,9 @@ def test_the_text_reads_back_as_what_was_counted(metrics: Metrics) -> None:
     assert value(series, "homing_ended_total", replica="a", outcome="completed") == 2
     assert value(series, "homing_refused_total", kind="overloaded") == 1
     assert value(series, "homing_session_moves_total") == 1
+    assert value(series, "homing_chain_turns_total") == 5
+    assert value(series, "homing_chain_breaks_total", part="system", cause="digits") == 2
+    assert value(series, "homing_chain_lost_tokens_total", part="system", cause="digits") == 7000
     assert value(series, "homing_health_changes_total", replica="a", state="down") == 1
     assert value(series, "homing_restarts_total", replica="a") == 1
     assert value(series, "homing_prompt_tokens_total", replica="a") == 150

@@ -1,0 +1,177 @@
+"""Why a prompt does not go on from the one before it: which part differs, and what became of it.
+
+Compares two outlines. Knows no session, and no text: that a change is one of digits only is told by hashes
+of what is left without them.
+"""
+
+from collections import Counter
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from router.core.outline import Outline, Part
+
+
+class Cause(StrEnum):
+    """What became of the first part that differs."""
+
+    DIGITS = "digits"
+    """It is the same but for its digits: a date, a time, a counter."""
+    CHANGED = "changed"
+    """Another text stands in its place."""
+    INSERTED = "inserted"
+    """Something stands before it that did not."""
+    REMOVED = "removed"
+    """It is gone, and what followed it has moved up."""
+    REORDERED = "reordered"
+    """All of it is there in another order."""
+    COMPACTED = "compacted"
+    """A shorter history has replaced it, as agents do whose context is full."""
+    REWOUND = "rewound"
+    """The conversation was taken up again from an earlier point."""
+    OTHER = "other"
+    """It is another conversation under the same session id."""
+    UNKNOWN = "unknown"
+    """It lies beyond what is kept of a prompt."""
+
+
+MEANT: Final = frozenset({Cause.COMPACTED, Cause.REWOUND, Cause.OTHER})
+"""Causes that are the conversation's own course, not a fault of whoever renders its prompts."""
+
+
+class Difference(NamedTuple):
+    """Where and how two prompts part."""
+
+    part: Part
+    cause: Cause
+    message: int | None
+    """The number of the message, from 0 in the request's own list; `None` where it is no message."""
+    role: str | None
+    common: int
+    """Leading segments that both have."""
+
+
+class Break(NamedTuple):
+    """A turn that did not go on from its session's turn before."""
+
+    part: Part
+    cause: Cause
+    message: int | None
+    role: str | None
+    lost_tokens: int
+    """Prompt tokens that would have been in the cache, had it gone on, estimated."""
+    rederived: bool
+    """The session is derived from the opening, which changed, so the turn was taken for a new session's."""
+    at: float
+    """Monotonic seconds."""
+
+    def words(self) -> str:
+        """The cause for a person, with what to do about it where there is something."""
+        if self.part is Part.MESSAGE or (self.part is Part.SYSTEM and self.message is not None):
+            name = f"message {self.message} ({self.role})"
+        else:
+            name = _NAMES[self.part]
+        words = _WORDS[self.cause].format(name)
+        if self.rederived:
+            words += "; the session is derived from the opening and so was lost: send a session id"
+        return words
+
+
+_NAMES: Final = {
+    Part.PARAMETERS: "what renders the prompt (model, template, its arguments, documents, reasoning effort)",
+    Part.TOOLS: "the tool list",
+    Part.SYSTEM: "the system prompt",
+    Part.MESSAGE: "a message",
+    Part.PROMPT: "the prompt",
+}
+
+_WORDS: Final = {
+    Cause.DIGITS: "{} differs in its digits only: a date, a time or a counter; send it later in the prompt",
+    Cause.CHANGED: "{} changed",
+    Cause.INSERTED: "{} was inserted before what was there",
+    Cause.REMOVED: "{} is gone, and what followed has moved up",
+    Cause.REORDERED: "from {} on, all is there in another order",
+    Cause.COMPACTED: "from {} on, a shorter history replaces the old one: a compaction",
+    Cause.REWOUND: "the conversation was taken up again from {}",
+    Cause.OTHER: "another conversation under the same session id, from {} on",
+    Cause.UNKNOWN: "something changed far into the prompt",
+}
+
+
+def find_difference(before: Outline, after: Outline) -> Difference:
+    """Compare a prompt with the one before it, which it does not go on from."""
+    common = before.common(after)
+    if common == len(before):
+        # What is kept of long prompts is cut, and they agree so far.
+        return Difference(Part.MESSAGE, Cause.UNKNOWN, None, None, common)
+    start = before.beginning(common)
+    old, new = before.units(start), after.units(start)
+    shown = after if start < len(after) else before
+    cause = _cause(before, after, start, old, new)
+    if cause is Cause.REMOVED:
+        shown = before
+    return Difference(shown.part(start), cause, shown.message(start), shown.role(start), common)
+
+
+def _cause(before: Outline, after: Outline, start: int, old: list[bytes], new: list[bytes]) -> Cause:
+    if not new:
+        return Cause.REWOUND
+    if _follows(old, new):
+        return Cause.INSERTED
+    if _follows(new, old):
+        return Cause.REMOVED
+    if len(old) > 1 and not Counter(old) - Counter(new):
+        return Cause.REORDERED
+    is_message = after.part(start) is Part.MESSAGE
+    if is_message and len(new) == 1 and len(old) == 1:
+        return Cause.REWOUND
+    if _in_place(before, after, start):
+        same_shape = before.shapes[start] == after.shapes[start] != 0
+        return Cause.DIGITS if same_shape else Cause.CHANGED
+    shorter = len(after) < len(before)
+    if not _messages(after, start) and not _recurs(before, after, start, old, new):
+        return Cause.COMPACTED if is_message and shorter else Cause.OTHER
+    if not shorter:
+        return Cause.CHANGED
+    return Cause.REWOUND if len(new) == 1 and _messages(after, start) > 1 else Cause.COMPACTED
+
+
+def _follows(old: list[bytes], new: list[bytes]) -> bool:
+    """Whether `new` is something and then `old`, as far as either goes. The last of the old may be another:
+    agents put notes at the end of a prompt that they leave out of the next."""
+    try:
+        at = new.index(old[0])
+    except ValueError:
+        return False
+    rest = new[at : at + len(old)]
+    return old[: len(rest)] == rest or (len(rest) > 2 and old[: len(rest) - 1] == rest[:-1])
+
+
+def _in_place(before: Outline, after: Outline, start: int) -> bool:
+    """Whether what follows is in its old place, for the better part, at least but for digits."""
+    old, new = before.beginnings(start)[1:], after.beginnings(start)[1:]
+    if before.part(start) is not after.part(start):
+        return False
+    if not old:
+        return True
+    pairs = list(zip(old, new, strict=False))
+    same = sum(before.own[at] == after.own[to] or before.shapes[at] == after.shapes[to] for at, to in pairs)
+    return bool(pairs) and 2 * same >= len(pairs)
+
+
+def _messages(outline: Outline, end: int) -> int:
+    """How many messages stand before a segment, system prompts not counted."""
+    return sum(outline.part(at) is Part.MESSAGE for at in outline.beginnings(0) if at < end)
+
+
+def _recurs(before: Outline, after: Outline, start: int, old: list[bytes], new: list[bytes]) -> bool:
+    """Whether any message from `start` on is among the old ones."""
+    known = {
+        unit
+        for unit, at in zip(old, before.beginnings(start), strict=True)
+        if before.part(at) is Part.MESSAGE
+    }
+    return any(
+        unit in known
+        for unit, at in zip(new, after.beginnings(start), strict=True)
+        if after.part(at) is Part.MESSAGE
+    )
