@@ -20,13 +20,14 @@ Name = Annotated[str, Meta(min_length=1, max_length=128)]
 Label = Annotated[str, Meta(max_length=256)]
 Count = Annotated[int, Meta(ge=0, le=1 << 20)]
 Millis = Annotated[int, Meta(ge=0, le=3_600_000)]
-Sum = Annotated[int, Meta(ge=0, lt=1 << 64)]
+Sum = Annotated[int, Meta(ge=0)]  # msgpack has no greater number than 64 bits hold
 Packed = Annotated[bytes, Meta(max_length=MAX_META)]
 OneHash = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Space = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Nonce = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Fields = Annotated[dict[Label, str | int], Meta(max_length=64)]
 ZoneName = Literal["system", "session"]
+Role = Literal["agent", "gateway", "router"]
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,6 +40,183 @@ class Refused(Message, frozen=True):
     reason: Label
     """`secret`, `version`, `namespace`, `mode`, `busy`, `message`, `unknown`."""
     text: Annotated[str, Meta(max_length=1024)]
+
+
+# Between agents, gateways and routers.
+
+
+class Hello(Message, frozen=True):
+    """Who dials."""
+
+    name: Name
+    role: Role
+    nonce: Nonce
+
+
+class Challenge(Message, frozen=True):
+    """Who listens, and that it knows the secret."""
+
+    name: Name
+    nonce: Nonce
+    proof: Nonce
+
+
+class Proof(Message, frozen=True):
+    """That the one who dials knows it, too."""
+
+    proof: Nonce
+
+
+class Welcome(Message, frozen=True):
+    """The connection is accepted. `life` is drawn anew whenever the process starts."""
+
+    life: Space
+
+
+class Spaces(Message, frozen=True):
+    """The namespaces whose blocks this side holds or uses; told whenever they change."""
+
+    spaces: Annotated[list[Fields], Meta(max_length=64)]
+
+
+class Blocks(Message, frozen=True):
+    """QUERY: how many of these from the first on? FETCH: send them."""
+
+    space: Space
+    tenant: Label
+    hashes: Packed
+
+
+class FoundBlocks(Message, frozen=True):
+    """So many of them, kept for a moment."""
+
+    blocks: Count
+
+
+class BlockHead(Message, frozen=True):
+    """BLOCK: what the payload is. PUT: the same, to be kept."""
+
+    space: Space
+    tenant: Label
+    hash: OneHash
+    parent: OneHash
+    checksum: Sum
+    zone: ZoneName
+    session: Label
+
+
+class EndOf(Message, frozen=True):
+    """END: so many blocks were sent, and why no more."""
+
+    blocks: Count
+    reason: Label
+
+
+class Empty(Message, frozen=True):
+    """CANCEL, PING, PONG: the head says it all."""
+
+
+class OfferBlocks(Message, frozen=True):
+    """Would these be kept? `checksums`: 8 bytes each, little-endian."""
+
+    space: Space
+    tenant: Label
+    hashes: Packed
+    parents: Packed
+    checksums: Packed
+
+
+class Wanted(Message, frozen=True):
+    """A byte for each block: 1 = send it, 0 = there is no need."""
+
+    wanted: Packed
+
+
+class Kept(Message, frozen=True):
+    """What became of a PUT."""
+
+    outcome: Label
+
+
+class OfBlock(Message, frozen=True):
+    """SUSPECT: this block arrived damaged."""
+
+    space: Space
+    tenant: Label
+    hash: OneHash
+
+
+class OfSession(Message, frozen=True):
+    """SESSION: which blocks? RELEASE: it is over."""
+
+    tenant: Label
+    session: Label
+
+
+class Chain(Message, frozen=True):
+    """A session's blocks, from the root on; the first `system_blocks` are in the system zone."""
+
+    hashes: Packed
+    system_blocks: Count
+
+
+class Prefetch(Message, frozen=True):
+    """Bring a session's blocks here, from the first of these sources that has them."""
+
+    tenant: Label
+    session: Label
+    sources: Annotated[list[Name], Meta(max_length=64)]
+    deadline_ms: Millis
+
+
+class Done(Message, frozen=True):
+    """What PREFETCH brought, or RELEASE let go."""
+
+    blocks: Count
+    size: Annotated[int, Meta(ge=0)]
+    reason: Label
+
+
+class Holdings(Message, frozen=True):
+    """What has changed since that number of that life?"""
+
+    life: Annotated[bytes, Meta(max_length=16)]
+    since: Annotated[int, Meta(ge=0)]
+
+
+class HeldSession(Message, frozen=True, array_like=True):
+    """So many blocks of a session, which was active so long ago."""
+
+    tenant: Label
+    session: Label
+    blocks: Count
+    idle_s: float
+
+
+class SourceState(Message, frozen=True, array_like=True):
+    """A source as its user sees it."""
+
+    name: Name
+    state: Label
+    bytes_per_s: float
+    """Measured over its latest pulls; 0 = none yet."""
+    pulls: Count
+    """In progress."""
+
+
+class Changes(Message, frozen=True):
+    """What is held, or what of it has changed."""
+
+    life: Space
+    number: Annotated[int, Meta(ge=0)]
+    complete: bool
+    held: Annotated[list[HeldSession], Meta(max_length=1 << 20)]
+    gone: Annotated[list[tuple[Label, Label]], Meta(max_length=1 << 20)]
+    block_tokens: Count
+    """0: no engine has been here yet."""
+    blocks: Count
+    capacity_blocks: Count
+    sources: Annotated[list[SourceState], Meta(max_length=1024)]
 
 
 # Between an engine and its agent.
@@ -192,6 +370,31 @@ def unpack(shape: type[T], meta: bytes) -> T:
 
 SHAPES: Final[dict[Type, type[Message]]] = {
     Type.REFUSED: Refused,
+    Type.HELLO: Hello,
+    Type.CHALLENGE: Challenge,
+    Type.PROOF: Proof,
+    Type.WELCOME: Welcome,
+    Type.PING: Empty,
+    Type.PONG: Empty,
+    Type.SPACES: Spaces,
+    Type.QUERY: Blocks,
+    Type.FOUND: FoundBlocks,
+    Type.FETCH: Blocks,
+    Type.BLOCK: BlockHead,
+    Type.END: EndOf,
+    Type.CANCEL: Empty,
+    Type.OFFER: OfferBlocks,
+    Type.WANTED: Wanted,
+    Type.PUT: BlockHead,
+    Type.KEPT: Kept,
+    Type.SUSPECT: OfBlock,
+    Type.SESSION: OfSession,
+    Type.CHAIN: Chain,
+    Type.PREFETCH: Prefetch,
+    Type.RELEASE: OfSession,
+    Type.DONE: Done,
+    Type.HOLDINGS: Holdings,
+    Type.CHANGES: Changes,
     Type.ATTACH: Attach,
     Type.ATTACHED: Attached,
     Type.ASK: Ask,

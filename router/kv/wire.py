@@ -41,6 +41,7 @@ class Type(IntEnum):
     WELCOME = 4
     PING = 5
     PONG = 6
+    SPACES = 7
 
     QUERY = 16
     FOUND = 17
@@ -57,6 +58,9 @@ class Type(IntEnum):
     DONE = 28
     HOLDINGS = 29
     CHANGES = 30
+    OFFER = 31
+    WANTED = 32
+    SUSPECT = 33
 
     ATTACH = 64
     ATTACHED = 65

@@ -23,6 +23,10 @@ def test_every_shape_survives_the_way():
     assert m.read(Type.ASK, m.pack(ask)) == ask
 
 
+def test_every_type_has_a_shape():
+    assert set(m.SHAPES) == set(Type)
+
+
 @given(st.sampled_from(sorted(m.SHAPES)), st.binary(max_size=300))
 def test_arbitrary_bytes_are_a_message_or_a_fault(kind, meta):
     with suppress(WireFault):
