@@ -76,6 +76,8 @@ class FleetView(NamedTuple):
     """All replicas that may own sessions, the unhealthy ones included: skip those not in `candidates`."""
     serial: int
     """How many decisions this policy made before this one: whose turn it is, for a strategy that rotates."""
+    parent: ReplicaId | None = None
+    """Where the session lives that started this one, for a session without a home; `None` if nobody knows."""
 
 
 class Choice(NamedTuple):

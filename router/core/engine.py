@@ -331,7 +331,11 @@ class Engine:
         home: ReplicaId | None = None
         home_cached = -1
         session = self._sessions.get(model.key(turn.session), now) if turn.session is not None else None
-        if session is not None:
+        parent: ReplicaId | None = None
+        if session is None and turn.parent is not None:
+            started_by = self._sessions.get(model.key(turn.parent), now)
+            parent = started_by.home if started_by is not None else None
+        elif session is not None:
             home_member = self._members.get(session.home)
             if home_member is None:
                 home = session.home
@@ -408,6 +412,7 @@ class Engine:
             prompt_tokens,
             self._rings[plan.vnodes],
             self._served[plan_index],
+            parent,
         )
         return view, depths
 
@@ -507,6 +512,9 @@ class Engine:
                     resident_tokens=usage.prompt_tokens + reply,
                     reply_tokens=reply,
                 )
+        if turn.last and turn.session is not None and outcome not in FAILURES:
+            # One that failed will be sent again.
+            self._sessions.forget(ticket.model.key(turn.session))
         if self._observer is not None:
             decision = ticket.decision
             ttft_s = ticket.ttft_s if turn.stream else None

@@ -20,6 +20,8 @@ class SessionRules:
         "x-litellm-session-id",
     )
     """Lower case, `-` for `_`: the data plane compares them so."""
+    parents: tuple[str, ...] = ("x-parent-session-id", "x-codex-parent-thread-id")
+    """Headers that name the session which started this one, likewise."""
     body: tuple[str, ...] = ("prompt_cache_key", "metadata.session_id", "session_id")
     derive: bool = True
     """Derive a session from the conversation's opening where no id is given."""

@@ -47,3 +47,7 @@ class Turn(NamedTuple):
     stream: bool = False
     computes: bool = True
     """Whether the replica prefills the prompt. False where it only counts or splits it: no KV stays there."""
+    parent: SessionKey | None = None
+    """The session that started this one, where the client says so; never another tenant's."""
+    last: bool = False
+    """The client says that this is its session's last turn."""

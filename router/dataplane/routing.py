@@ -29,6 +29,14 @@ _REMEMBERED_ID: Final = 256
 """A session id of more bytes is hashed at every turn, so that what is remembered stays small."""
 _REMEMBERED_SALTS: Final = 4096
 
+_CLAUDE: Final = "x-claude-code-session-id"
+_AGENT: Final = b"x-claude-code-agent-id"
+_PARENT_AGENT: Final = b"x-claude-code-parent-agent-id"
+"""All agents of one Claude Code session send its id. The first names the sub-agent that speaks, the second
+the one that started it, where that is a sub-agent too."""
+_LAST: Final = b"x-homing-session-end"
+_YES: Final = frozenset({b"true", b"1", b"yes"})
+
 
 class Routed:
     """A request, ready for any replica: between `head_start` and `head_end` goes what names the replica."""
@@ -84,8 +92,17 @@ class Routing:
         self._headers = tuple(
             tuple((name.encode("latin-1"), name) for name in plan.session.headers) for plan in plans
         )
-        self.session_headers = frozenset(name for headers in self._headers for name, _ in headers)
-        """All header names that any policy takes a session id from."""
+        self._parents = tuple(
+            tuple(name.encode("latin-1") for name in plan.session.parents) for plan in plans
+        )
+        self.session_headers = frozenset(
+            (
+                *(name for headers in self._headers for name, _ in headers),
+                *(name for names in self._parents for name in names),
+                *(_AGENT, _PARENT_AGENT, _LAST),
+            )
+        )
+        """All header names that say something of a session under any policy."""
         self.default_session_header = plans[0].session.headers[0] if plans[0].session.headers else None
         """The header that the default policy looks at first; `None` if it looks at none."""
         self._readers = tuple(
@@ -118,21 +135,23 @@ class Routing:
             for name, shown in self._headers[index]:
                 for sent, value in head.sessions:
                     if sent == name:
-                        key = self._key if len(value) <= _REMEMBERED_ID else self.key_of
-                        session, source = key(tenant, value), shown
+                        session, source = self._remembered(tenant, value), shown
                         break
                 if session is not None:
                     break
+        parent: SessionKey | None = None
+        last = False
+        if head.sessions and (session is None or len(head.sessions) > 1):
+            session, parent, last = self._kin(head.sessions, tenant, index, session, source)
         body: tuple[bytes | memoryview, ...] = (content,) if content else ()
         hide_usage = stores = False
         if read is None:
-            turn = Turn(path, "", tenant, session, source, EMPTY_CHAIN, _response_in(path))
+            turn = Turn(path, "", tenant, session, source, EMPTY_CHAIN, _response_in(path), last=last)
         else:
             if session is None:
                 if read.session_value is not None:
                     source, text = read.session_value
-                    value = text.encode()
-                    session = (self._key if len(value) <= _REMEMBERED_ID else self.key_of)(tenant, value)
+                    session = self._remembered(tenant, text.encode())
                 elif read.opening:
                     # Not an id that a client could send: ids are hashed as they are, and this has a prefix
                     # of bytes that no header or JSON string can carry.
@@ -157,6 +176,8 @@ class Routing:
                 read.previous_response_id if dialect is not None else _response_in(path),
                 read.stream,
                 dialect is not Dialect.TOKENIZE and path != _COUNT_TOKENS,
+                parent if parent != session else None,
+                last,
             )
             body = rewrite(
                 content,
@@ -184,9 +205,41 @@ class Routing:
             outline=read.outline if read is not None else None,
         )
 
+    def _kin(
+        self,
+        sent: tuple[tuple[bytes, bytes], ...],
+        tenant: TenantId,
+        index: int,
+        session: SessionKey | None,
+        source: str,
+    ) -> tuple[SessionKey | None, SessionKey | None, bool]:
+        """From headers: the session, if it is a sub-agent's own part of the one that was found; the session
+        that started it; and whether this is its last turn."""
+        values = dict(reversed(sent))
+        parent: SessionKey | None = None
+        if source == _CLAUDE and (agent := values.get(_AGENT)):
+            whole = values[_CLAUDE.encode()]
+            above = values.get(_PARENT_AGENT)
+            parent = self._remembered(tenant, _part(whole, above)) if above else session
+            session = self._remembered(tenant, _part(whole, agent))
+        for name in self._parents[index]:
+            if value := values.get(name):
+                parent = self._remembered(tenant, value)
+                break
+        return session, parent, values.get(_LAST, b"").lower() in _YES
+
+    def _remembered(self, tenant: TenantId, session_id: bytes) -> SessionKey:
+        """`key_of`, quicker the second time."""
+        return (self._key if len(session_id) <= _REMEMBERED_ID else self.key_of)(tenant, session_id)
+
     def key_of(self, tenant: TenantId, session_id: str | bytes) -> SessionKey:
         """The key under which a client's session id is known here and upstream."""
         return session_key(self._secret, tenant, session_id)
+
+
+def _part(session_id: bytes, agent: bytes) -> bytes:
+    """The id of a sub-agent's part of a session. No client could send it: no header holds such bytes."""
+    return b"%b\xff\x00agent:%b" % (session_id, agent)
 
 
 def cache_salt(secret: bytes, tenant: TenantId) -> str:

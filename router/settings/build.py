@@ -22,6 +22,7 @@ def build_plan(policy: Policy) -> Plan:
         strategy=strategy.build(parameters(strategy, policy)),
         session=SessionRules(
             headers=policy.session.headers,
+            parents=policy.session.parents,
             body=policy.session.body,
             derive=policy.session.derive,
             idle_s=policy.session.idle,

@@ -32,6 +32,8 @@ class Session(Model):
     """Where a session's id is looked for: headers, then body fields, then the conversation's opening."""
 
     headers: tuple[HeaderName, ...] = _SESSION.headers
+    parents: tuple[HeaderName, ...] = _SESSION.parents
+    """Headers that name the session which started this one."""
     body: tuple[BodyField, ...] = _SESSION.body
     derive: bool = _SESSION.derive
     idle: Duration = _SESSION.idle_s

@@ -20,6 +20,22 @@ _LATELY: Final = 0.5
 """`Candidate.recent_failures` from here up: the last failure is at most ten seconds old, or one of many."""
 
 
+_WORTH_TOKENS: Final = 512
+"""A beginning that is longer by less on some replicas than on others draws no session there: it is computed
+in less time than a good place is worth."""
+
+_FORK_TOKENS: Final = 2048
+"""An opening that draws sessions whose client names no parent. Prompts of tests and of small talk are shorter
+and often the same."""
+
+_MOST_OF_IT: Final = 0.9
+
+BUSY_RELATIVE: Final = 1.25
+BUSY_TURNS: Final = 8.0
+"""A replica whose load is above the mean by both draws nothing: the bounds that `bounded-ring` and `prefix`
+have by default."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoParams:
     """Parameters of a strategy that has none: every key is refused."""
@@ -186,3 +202,35 @@ def is_own(candidate: Candidate, home: ReplicaId, opening: float) -> bool:
     match are both estimates from bytes.
     """
     return candidate.replica == home or candidate.cached_tokens > opening + 1
+
+
+def beside_kin(
+    turn: Turn, view: FleetView, candidates: Sequence[Candidate], figures: Sequence[float], bound: float
+) -> tuple[Candidate, str] | None:
+    """Where a session that begins should begin, and why, if much of its prompt lies on some replicas only.
+
+    So it is with a sub-agent that goes on from its parent's prompt, and with a conversation that forks from
+    another, whose opening it has. Of those that hold most of it the first in the ring's order is taken, of
+    candidates whose figure is within `bound` and that are not busy: of many that begin at once each replica
+    gets some, and those that follow find the beginning there, too.
+    """
+    least = min([c.cached_tokens for c in candidates])
+    most = max([c.cached_tokens for c in candidates])
+    if most - least < _WORTH_TOKENS:
+        return None
+    if view.parent is None and most < max(_FORK_TOKENS, opening_tokens(turn, view.prompt_tokens) - 1):
+        # What sessions of all kinds begin with, such as a system prompt, must not gather them.
+        return None
+    free = set(not_busy(candidates, BUSY_RELATIVE, BUSY_TURNS))
+    near = [
+        c
+        for c, figure in zip(candidates, figures, strict=True)
+        if figure <= bound and c in free and c.cached_tokens - least >= _MOST_OF_IT * (most - least)
+    ]
+    if not near or turn.session is None:
+        return None
+    reason = "beside its parent" if view.parent is not None else "where its opening lies"
+    for replica in view.ring.order(turn.session):
+        if (candidate := find(near, replica)) is not None:
+            return candidate, reason
+    return near[0], reason

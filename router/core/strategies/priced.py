@@ -13,7 +13,11 @@ from router.base.ids import ReplicaId
 from router.core.decide import Candidate, Choice, FleetView
 from router.core.request import Turn
 from router.core.strategies.common import (
+    BUSY_RELATIVE,
+    BUSY_TURNS,
+    beside_kin,
     bounded_owner,
+    ceiling,
     check_bound,
     emptiest,
     find,
@@ -29,12 +33,6 @@ from router.core.strategies.common import (
 _SUBSTANTIAL: Final = 0.5
 """Share of the prompt that a replica must hold for a turn away from home to go there. With less, most of
 the prompt is computed again wherever it goes, and the session may as well go where there is room."""
-
-
-_BUSY_RELATIVE: Final = 1.25
-_BUSY_TURNS: Final = 8.0
-"""A turn without a session does not follow its prefix to a replica whose load is above the mean by both: the
-bounds that `bounded-ring` and `prefix` have by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +58,9 @@ class Priced:
     """Home; away from home, to whoever else holds the session's KV; and where nobody does, by the ring.
 
     Placing takes the first in the ring's order for the session whose footprint (the working set, see
-    `common.footprints`) is within the bound. A turn without a session goes to whoever holds more than half of
-    its prompt and is not busy; where nobody does, to the least loaded.
+    `common.footprints`) is within the bound. A sub-agent, and a conversation that forks from another, goes to
+    one within the bound that holds what it begins with (`common.beside_kin`). A turn without a session goes
+    to whoever holds more than half of its prompt and is not busy; where nobody does, to the least loaded.
 
     The prices are tokens to prefill before the turn's first: those of its prompt that are missing at the
     candidate, and those already on their way there.
@@ -112,14 +111,13 @@ class Priced:
         """The replica for a session that nobody holds."""
         if turn.session is None:
             return self._without_session(turn, view, eligible)
-        chosen, reason = bounded_owner(
-            turn.session,
-            view,
-            eligible,
-            footprints(eligible),
-            self._params.relative,
-            self._params.absolute,
-        )
+        relative, absolute = self._params.relative, self._params.absolute
+        held = footprints(eligible)
+        if view.home is None:
+            kin = beside_kin(turn, view, eligible, held, ceiling(held, relative, absolute))
+            if kin is not None:
+                return kin
+        chosen, reason = bounded_owner(turn.session, view, eligible, held, relative, absolute)
         if chosen is None:
             return emptiest(eligible), "none on the ring, emptiest"
         return chosen, reason
@@ -131,7 +129,7 @@ class Priced:
         least = _SUBSTANTIAL * view.prompt_tokens
         longest = max([c.cached_tokens for c in eligible])
         if longest > least:
-            free = not_busy(eligible, _BUSY_RELATIVE, _BUSY_TURNS)
+            free = not_busy(eligible, BUSY_RELATIVE, BUSY_TURNS)
             longest = max([c.cached_tokens for c in free])
             if longest > least:
                 holders = [c for c in free if c.cached_tokens == longest]

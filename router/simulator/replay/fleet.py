@@ -130,6 +130,7 @@ class FleetReplay:
             "x-session-id",
             step.chain,
             stream=True,
+            parent=player.script.parent,
         )
         try:
             ticket = self._engine.admit(turn, now)

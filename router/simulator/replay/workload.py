@@ -53,8 +53,13 @@ class Script:
     agents: "tuple[tuple[int, float, Script], ...]"
     """Sub-agents: after how many steps each begins, and how many seconds after the last of these did (after
     the session did, for none)."""
-    beside: bool
-    """Whether it is a sub-agent."""
+    parent: SessionKey | None
+    """Of the session that starts it, if it is a sub-agent."""
+
+    @property
+    def beside(self) -> bool:
+        """Whether it is a sub-agent."""
+        return self.parent is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +146,9 @@ class _Writer:
         # secret to the next: else one lucky spread of the trace's ids would favour a policy at every seed.
         self._secret = b"replay %d" % selection.seed
 
-    def script(self, session: TraceSession, *, beside: bool = False) -> Script:
-        considered = session.turns if beside else session.turns[: self._selection.max_turns]
+    def script(self, session: TraceSession, parent: SessionKey | None = None) -> Script:
+        key = session_key(self._secret, OPEN_TENANT, session.id)
+        considered = session.turns if parent is not None else session.turns[: self._selection.max_turns]
         taken = [turn for turn in considered if turn.prompt_tokens < self._context]
         self.left_out += len(considered) - len(taken)
         agents = []
@@ -152,9 +158,8 @@ class _Writer:
             before = [turn for turn in considered[: agent.after] if turn.prompt_tokens < self._context]
             delay_s = agent.at_s - (before[-1].at_s if before else 0.0)
             delay_s = min(max(0.0, delay_s), self._selection.think_cap_s)
-            agents.append((len(before), delay_s, self.script(agent.session, beside=True)))
-        key = session_key(self._secret, OPEN_TENANT, session.id)
-        return Script(key, self._steps(session, considered), tuple(agents), beside)
+            agents.append((len(before), delay_s, self.script(agent.session, key)))
+        return Script(key, self._steps(session, considered), tuple(agents), parent)
 
     def _steps(self, session: TraceSession, considered: tuple[TraceTurn, ...]) -> tuple[Step, ...]:
         prompts = list(self._prompts(considered))

@@ -8,6 +8,7 @@ from router.base.ids import ReplicaId, SessionKey
 from router.core.request import Chain
 from router.core.ring import Ring
 from router.core.strategies.common import (
+    beside_kin,
     bounded_owner,
     ceiling,
     check_bound,
@@ -243,3 +244,53 @@ def test_kv_is_the_sessions_own_at_home_and_wherever_more_than_the_opening_lies(
     assert is_own(candidate("a"), ReplicaId("a"), 200.0)
     assert is_own(candidate("b", cached_tokens=202), ReplicaId("a"), 200.0)
     assert not is_own(candidate("b", cached_tokens=201), ReplicaId("a"), 200.0)
+
+
+class TestBesideKin:
+    """Much of a session's beginning lies on some replicas only."""
+
+    @pytest.fixture
+    def find_kin(self, turn):
+        def run(fleet, *, figures=None, bound=100.0, opening_share=0.5):
+            held = figures or [0.0] * len(fleet.candidates)
+            found = beside_kin(turn(opening_share=opening_share), fleet, fleet.candidates, held, bound)
+            return found and (found[0].replica, found[1])
+
+        return run
+
+    def test_a_sub_agent_is_drawn_by_whatever_is_worth_it(self, candidate, view, find_kin):
+        parent = ReplicaId("c")
+        for tokens, expected in ((511, None), (512, ("b", "beside its parent"))):
+            fleet = view(candidate("a"), candidate("b", cached_tokens=tokens), candidate("c"), prompt=9000)
+            assert find_kin(fleet._replace(parent=parent)) == expected
+
+    def test_a_fork_is_drawn_by_its_opening_and_by_no_less(self, candidate, view, find_kin):
+        for tokens, expected in ((4498, None), (4500, ("b", "where its opening lies"))):
+            fleet = view(candidate("a"), candidate("b", cached_tokens=tokens), prompt=9000)
+            assert find_kin(fleet) == expected
+
+    def test_a_short_opening_draws_nobody(self, candidate, view, find_kin):
+        for tokens, expected in ((2047, None), (2048, ("b", "where its opening lies"))):
+            fleet = view(candidate("a"), candidate("b", cached_tokens=tokens), prompt=2100)
+            assert find_kin(fleet) == expected
+
+    def test_what_all_have_draws_nobody(self, candidate, view, find_kin):
+        fleet = view(candidate("a", cached_tokens=8500), candidate("b", cached_tokens=9000), prompt=9000)
+        assert find_kin(fleet) is None
+
+    def test_who_is_above_the_bound_or_busy_is_passed_over(self, candidate, view, find_kin):
+        fleet = view(candidate("a"), candidate("b", cached_tokens=9000), candidate("c"), prompt=9000)
+        assert find_kin(fleet, figures=[0.0, 101.0, 0.0]) is None
+        assert find_kin(fleet, figures=[0.0, 100.0, 0.0])[0] == "b"
+        busy = candidate("b", cached_tokens=9000, in_flight=13)
+        assert find_kin(view(candidate("a"), busy, candidate("c"), prompt=9000)) is None
+
+    def test_of_several_that_hold_most_the_first_on_the_ring_is_taken(self, candidate, view, turn, find_kin):
+        most = [candidate(name, cached_tokens=tokens) for name, tokens in (("a", 9000), ("b", 8200))]
+        fleet = view(*most, candidate("c", cached_tokens=8000), candidate("d"), prompt=9000)
+        first = next(r for r in fleet.ring.order(turn().session) if r in ("a", "b"))
+        assert find_kin(fleet)[0] == first
+
+    def test_a_holder_that_is_not_on_the_ring_is_better_than_none(self, candidate, view, find_kin):
+        fleet = view(candidate("a"), candidate("b", cached_tokens=9000), prompt=9000)
+        assert find_kin(fleet._replace(ring=Ring([ReplicaId("a")], 16)))[0] == "b"

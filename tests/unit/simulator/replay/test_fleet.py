@@ -1,5 +1,6 @@
 """A policy in virtual time: exact values where they can be worked out, and that nothing depends on luck."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -174,3 +175,28 @@ def test_every_turn_is_answered_under_pressure(policy):
     assert len(measured.session_s) == len(trace.sessions)
     assert replay._engine.in_flight() == 0
     assert min(measured.ttft_s) > 0
+
+
+def test_a_fan_out_from_one_parent_computes_the_shared_prompt_once_a_replica(make):
+    """Forty sub-agents, two a second, of which each goes on from their parent's 20,480 tokens."""
+    parent = make.session("p", (20_480, 0, 10, 0.0))
+    shared = parent.turns[0].fresh
+    agents = []
+    for number in range(40):
+        own = make.session(f"p/{number}", (640, 0, 10, 0.0), (1280, 10, 10, 1.0))
+        first, second = own.turns
+        turns = (
+            first._replace(prompt_tokens=21_120, fresh=shared + first.fresh),
+            second._replace(prompt_tokens=21_760, kept=330),
+        )
+        agents.append(make.agent(10.0 + number / 2, 1, dataclasses.replace(own, turns=turns)))
+    trace = make.trace(dataclasses.replace(parent, agents=tuple(agents)))
+    home = build_plan(load_policy("home").value)
+    replica = {"replicas": 4, "prefill_tps": 8000.0, "kv_blocks": 10_000}
+    together = play(trace, home, **replica).run()
+    apart = play(trace, Plan(name="round-robin", strategy=RoundRobin()), **replica).run()
+    assert len(together.ttft_s) == len(apart.ttft_s) == 81
+    # The parent's, once a replica at most, and 1,280 tokens of each sub-agent's own.
+    assert sum(together.prefilled) <= 4 * 20_480 + 40 * 1_280
+    assert len([tokens for tokens in together.prefilled if tokens > 5000]) >= 3, "it does spread"
+    assert sum(together.ttft_s) < sum(apart.ttft_s)

@@ -92,6 +92,8 @@ def test_sub_agents_are_not_counted_and_go_with_the_part_that_is_played(make):
     assert len(script.steps) == 2
     assert [(after, delay) for after, delay, _ in script.agents] == [(0, 3.0), (2, 30.0)]
     assert all(len(agent.steps) == 3 and agent.beside for _, _, agent in script.agents)
+    assert {agent.parent for _, _, agent in script.agents} == {script.key}
+    assert script.parent is None
 
 
 def test_a_sub_agent_of_a_turn_that_is_left_out_starts_from_the_one_before_within_the_cap(make):
