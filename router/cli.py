@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Container, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TextIO, TypeVar
@@ -16,11 +16,11 @@ from router import __version__
 from router.base.errors import HomingError, SettingsError
 from router.base.heap import settle_heap
 from router.base.system import allow_open_files
+from router.base.tasks import TaskOwner
 
 if TYPE_CHECKING:
-    from router.settings.config import RouterConfig
-    from router.settings.credentials import Secrets
-    from router.settings.load import Loaded
+    from router.controlplane.reload import Read
+    from router.settings.compare import Settings
     from router.wiring import Router
 
 T = TypeVar("T")
@@ -60,33 +60,38 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
+    from router.settings.compare import Settings
     from router.settings.credentials import load_secrets
     from router.settings.flags import config_from_flags
     from router.settings.load import load_config
 
-    base = load_config(arguments.config) if arguments.config is not None else None
-    loaded = config_from_flags(
-        arguments.replica, arguments.policy, arguments.listen, arguments.admin, base=base
-    )
-    secrets = load_secrets(loaded, os.environ)
+    def read(code: Container[str] | None) -> Settings:
+        base = load_config(arguments.config, code) if arguments.config is not None else None
+        loaded = config_from_flags(
+            arguments.replica, arguments.policy, arguments.listen, arguments.admin, base=base, code=code
+        )
+        return Settings(loaded, load_secrets(loaded, os.environ))
+
+    settings = read(None)
     logging.basicConfig(
         level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     # A log that cannot be written, on a full disk say, must not be reported in the same place.
     logging.raiseExceptions = False
     allow_open_files()
-    return _run(_serve_until_stopped(loaded, secrets))
+    return _run(_serve_until_stopped(settings, read))
 
 
-async def _serve_until_stopped(loaded: "Loaded[RouterConfig]", secrets: "Secrets") -> int:
+async def _serve_until_stopped(settings: "Settings", read: "Read") -> int:
     from router.wiring import Router
 
-    router = Router(loaded, secrets)
+    router = Router(settings.loaded, settings.secrets, read=read)
     for notice in router.notices:
         _say(f"note: {notice}", sys.stderr)
     if not router.config.replicas:
         _say("note: no replicas: every request is refused; give --replica or a config", sys.stderr)
-    _outlast_hangup()
+    reloads = TaskOwner()
+    _reload_at_hangup(router, reloads)
     stop = _stop_event()
     try:
         await router.start()
@@ -97,6 +102,7 @@ async def _serve_until_stopped(loaded: "Loaded[RouterConfig]", secrets: "Secrets
         stop.clear()
         await _first_of(router.close(_GRACE_S), stop.wait())
     finally:
+        await reloads.close()
         await router.close()
     return 0
 
@@ -125,11 +131,11 @@ def _say(line: str, stream: TextIO | None = None) -> None:
         print(line, file=stream if stream is not None else sys.stdout, flush=True)
 
 
-def _outlast_hangup() -> None:
-    """Say at SIGHUP that the config is read at start only. Left alone, the signal would kill."""
+def _reload_at_hangup(router: "Router", tasks: TaskOwner) -> None:
+    """Read config and policies anew at SIGHUP. Left alone, the signal would kill."""
     if sys.platform != "win32":
         asyncio.get_running_loop().add_signal_handler(
-            signal.SIGHUP, _log.warning, "SIGHUP is ignored: this version reads its config at start only"
+            signal.SIGHUP, lambda: tasks.spawn(router.reloader.reload("SIGHUP"), name="reload at SIGHUP")
         )
 
 

@@ -3,6 +3,7 @@
 import logging
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from random import Random
 from typing import Final
 
@@ -11,23 +12,30 @@ import yaml
 from router.base.clock import Clock, SystemClock
 from router.base.errors import ErrorKind, Refused
 from router.base.ids import OPEN_TENANT, ReplicaId, TenantId
+from router.base.stamps import Stamps, stamps_of
 from router.base.system import open_files
 from router.controlplane.admin import AdminServer, AdminSources
-from router.controlplane.certificate import CertificateWatch
+from router.controlplane.certificate import certificate_watch
 from router.controlplane.probe import Prober, ProbeTiming
+from router.controlplane.reload import Read, Reloader
+from router.controlplane.watch import FileWatch
 from router.core.chain_watch import ChainWatch, told
 from router.core.engine import Engine
 from router.core.fleet import ReplicaSpec
 from router.core.model import Model
+from router.core.plan import Plan
 from router.dataplane.limits import Limits
 from router.dataplane.routing import Routing
 from router.dataplane.server import DataPlane
 from router.settings.build import build_plans, build_replicas, build_routes
+from router.settings.compare import Settings
 from router.settings.config import RouterConfig
 from router.settings.credentials import Secrets
 from router.settings.load import Loaded
+from router.settings.sources import files_of
 from router.telemetry.bill import bill
 from router.telemetry.breaks import break_fields, session_breaks
+from router.telemetry.control import reload_metrics
 from router.telemetry.counters import Counters
 from router.telemetry.fanout import Fanout
 from router.telemetry.health_log import HealthLog
@@ -58,11 +66,20 @@ class Router:
         *,
         clock: Clock | None = None,
         rng: Random | None = None,
+        read: Read | None = None,
+        look_every_s: float = 2.0,
     ) -> None:
+        """`read` reads the settings anew; without it a reload finds nothing changed. Files are looked at
+        every `look_every_s` seconds, and taken up when they have changed and two looks find them the same.
+        """
         config = loaded.value
         self.config = config
         self.clock = clock if clock is not None else SystemClock()
         self.secrets = secrets
+        settings = Settings(loaded, secrets)
+        self.reloader = Reloader(
+            settings, read if read is not None else lambda _: settings, self._apply, self.clock
+        )
         self.notices = (*loaded.notices, *_access_notices(config, secrets))
         self._policy_text = _policy_text(loaded)
         rng = rng if rng is not None else Random()
@@ -78,27 +95,25 @@ class Router:
                 "telemetry failed and is detached; routing goes on", exc_info=error
             ),
         )
-        self.routing = Routing(plans, build_routes(loaded), secret=secrets.secret or _NO_SECRET)
-        limits = config.limits
+        self.routing = _routing(plans, settings)
         self.dataplane = DataPlane(
             self.engine,
             self.routing,
             clock=self.clock,
-            limits=Limits(
-                body=limits.body,
-                clients=_room_for_clients(),
-                held_bytes=limits.held_bytes,
-                head=limits.head,
-                first_byte_s=limits.first_byte,
-                idle_s=limits.idle,
-                total_s=limits.total,
-            ),
+            limits=_limits(config),
             access=secrets.keys,
             tenant_header=config.access.tenant_header,
             tls=secrets.tls.context if secrets.tls is not None else None,
             chains=self.chains,
         )
-        metrics = Metrics(self.counters, self.engine, self.dataplane, self.clock, chains=self.chains)
+        metrics = Metrics(
+            self.counters,
+            self.engine,
+            self.dataplane,
+            self.clock,
+            chains=self.chains,
+            sections=[partial(reload_metrics, self.reloader)],
+        )
         self.admin = AdminServer(
             self.engine,
             self.clock,
@@ -107,6 +122,7 @@ class Router:
                 decisions=self.recent.newest,
                 policy=lambda: self._policy_text,
                 explain=self.explain,
+                reloads=self.reloader,
                 session=lambda key, now: session_breaks(self.chains, key, now),
                 stopping=lambda: self.dataplane.stopping,
             ),
@@ -117,13 +133,43 @@ class Router:
             self.engine,
             self.clock,
             rng,
-            timing=ProbeTiming(interval_s=config.probe.interval, timeout_s=config.probe.timeout),
+            timing=_probe_timing(config),
             api_keys=secrets.replica_keys,
             tls=secrets.replica_tls,
             on_silent=self.dataplane.give_up_on,
         )
-        self._certificate = CertificateWatch(secrets.tls) if secrets.tls is not None else None
+        self._watches = (
+            [certificate_watch(secrets.tls, every_s=look_every_s)] if secrets.tls is not None else []
+        )
+        if read is not None:
+            self._watches.append(self._settings_watch(look_every_s))
         self._set_replicas(build_replicas(config))
+
+    def _settings_watch(self, every_s: float) -> FileWatch:
+        def look() -> Stamps:
+            return stamps_of(files_of(self.reloader.settings.loaded))
+
+        return FileWatch(
+            "the settings",
+            look,
+            lambda: self.reloader.reload("a file was replaced"),
+            known=look(),
+            every_s=every_s,
+        )
+
+    def _apply(self, settings: Settings) -> None:
+        """Put other settings in force. What can fail comes first."""
+        config, secrets = settings.loaded.value, settings.secrets
+        plans = build_plans(settings.loaded)
+        routing = _routing(plans, settings)
+        specs = build_replicas(config)
+        text = _policy_text(settings.loaded)
+        self.config, self.secrets, self.routing, self._policy_text = config, secrets, routing, text
+        self.engine.set_plans(plans)
+        self.dataplane.configure(routing, _limits(config), secrets.keys, config.access.tenant_header)
+        self._prober.configure(_probe_timing(config), secrets.replica_keys, secrets.replica_tls)
+        self._set_replicas(specs)
+        self._prober.set_replicas()
 
     def _set_replicas(self, specs: Sequence[ReplicaSpec]) -> None:
         self.engine.set_replicas(specs, self.clock.now())
@@ -139,14 +185,14 @@ class Router:
         await self.admin.start(admin.host, admin.port)
         await self.probe_once()
         await self.dataplane.start(listen.host, listen.port)
-        if self._certificate is not None:
-            self._certificate.start()
+        for watch in self._watches:
+            watch.start()
 
     async def close(self, grace_s: float = 0.0) -> None:
         """Stop, giving running turns `grace_s` seconds. May be called after a failed start."""
+        for watch in self._watches:
+            await watch.close()
         await self.dataplane.close(grace_s)
-        if self._certificate is not None:
-            await self._certificate.close()
         await self._prober.close()
         await self.admin.close()
 
@@ -183,6 +229,27 @@ class Router:
             "break": break_fields(broken, now) if broken is not None else None,
             **bill(decision),
         }
+
+
+def _routing(plans: Sequence[Plan], settings: Settings) -> Routing:
+    return Routing(plans, build_routes(settings.loaded), secret=settings.secrets.secret or _NO_SECRET)
+
+
+def _limits(config: RouterConfig) -> Limits:
+    limits = config.limits
+    return Limits(
+        body=limits.body,
+        clients=_room_for_clients(),
+        held_bytes=limits.held_bytes,
+        head=limits.head,
+        first_byte_s=limits.first_byte,
+        idle_s=limits.idle,
+        total_s=limits.total,
+    )
+
+
+def _probe_timing(config: RouterConfig) -> ProbeTiming:
+    return ProbeTiming(interval_s=config.probe.interval, timeout_s=config.probe.timeout)
 
 
 def _room_for_clients() -> int:

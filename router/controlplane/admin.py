@@ -23,6 +23,7 @@ from router.base.system import system_words
 from router.controlplane.answers import Problem, decode, json_answer, proper_answers, read_body, read_limit
 from router.controlplane.guard import Caller, Guard, is_loopback
 from router.controlplane.ports import AdministeredFleet
+from router.controlplane.reload import Outcome, Reload
 from router.core.fleet import ReplicaStatus
 from router.core.health import State
 from router.core.session import Session
@@ -48,6 +49,7 @@ _PAGE: Final = """\
 <li><a href="/api/sessions">Sessions</a></li>
 <li><a href="/api/decisions">Decisions</a></li>
 <li><a href="/api/policy">Policy</a></li>
+<li><a href="/api/reload">Last reload</a></li>
 <li><a href="/metrics">Metrics</a></li>
 </ul>
 </html>
@@ -73,6 +75,23 @@ class Explain(Protocol):
     ) -> Mapping[str, object]: ...
 
 
+class Reloads(Protocol):
+    """How other settings are put in force. What is refused changes nothing; neither call raises."""
+
+    @property
+    def last(self) -> Reload | None:
+        """The latest attempt, whoever asked for it."""
+        ...
+
+    async def reload(self, cause: str) -> Reload:
+        """Read the files anew."""
+        ...
+
+    async def put_policies(self, text: bytes, cause: str) -> Reload:
+        """Take the policies of a YAML text until the files are read anew."""
+        ...
+
+
 class _Drain(msgspec.Struct, forbid_unknown_fields=True):
     on: bool = True
 
@@ -88,6 +107,7 @@ class AdminSources:
     policy: Callable[[], str]
     """The policy in force, as YAML."""
     explain: Explain
+    reloads: Reloads
     session: Callable[[SessionKey, float], Mapping[str, object]] = lambda _key, _now: {}
     """What else is known of a session, by its key in the table and at a time."""
     stopping: Callable[[], bool] = lambda: False
@@ -172,6 +192,9 @@ class AdminServer:
         routes.add_delete("/api/sessions/{key}", self._end_session)
         routes.add_get("/api/decisions", self._decisions)
         routes.add_get("/api/policy", self._policy)
+        routes.add_put("/api/policy", self._put_policy)
+        routes.add_get("/api/reload", self._last_reload)
+        routes.add_post("/api/reload", self._reload)
         routes.add_post("/api/explain", self._explain)
         return app
 
@@ -234,6 +257,31 @@ class AdminServer:
 
     async def _policy(self, _request: web.Request) -> web.Response:
         return web.Response(text=self._sources.policy(), content_type="application/yaml")
+
+    async def _put_policy(self, request: web.Request) -> web.Response:
+        text = await read_body(request)
+        return self._reload_answer(await self._sources.reloads.put_policies(text, "PUT /api/policy"))
+
+    async def _reload(self, _request: web.Request) -> web.Response:
+        return self._reload_answer(await self._sources.reloads.reload("POST /api/reload"))
+
+    async def _last_reload(self, _request: web.Request) -> web.Response:
+        last = self._sources.reloads.last
+        return json_answer({"last": None if last is None else self._reload_fields(last)})
+
+    def _reload_answer(self, reload: Reload) -> web.Response:
+        if reload.outcome is Outcome.REFUSED:
+            raise Problem(400, "refused", "\n".join(reload.faults))
+        return json_answer(self._reload_fields(reload))
+
+    def _reload_fields(self, reload: Reload) -> dict[str, object]:
+        return {
+            "outcome": reload.outcome.value,
+            "cause": reload.cause,
+            "age_s": self._clock.now() - reload.at,
+            "changes": reload.changes,
+            "faults": reload.faults,
+        }
 
     async def _explain(self, request: web.Request) -> web.Response:
         asked = decode(await read_body(request), ExplainRequest)

@@ -126,12 +126,23 @@ class Prober:
         self._clock = clock
         self._rng = rng
         self._timing = timing if timing is not None else ProbeTiming()
-        self._api_keys = dict(api_keys or {})
-        self._tls = dict(tls or {})
+        self._api_keys = api_keys or {}
+        self._tls = tls or {}
         self._on_silent = on_silent
         self._watches: dict[ReplicaId, _Watch] = {}
         self._tasks = TaskOwner()
         self._session: aiohttp.ClientSession | None = None
+
+    def configure(
+        self,
+        timing: ProbeTiming,
+        api_keys: Mapping[ReplicaId, str],
+        tls: Mapping[ReplicaId, ssl.SSLContext],
+    ) -> None:
+        """Look at replicas so from their next look on."""
+        self._timing = timing
+        self._api_keys = api_keys
+        self._tls = tls
 
     def set_replicas(self) -> None:
         """Watch exactly the replicas that the engine has: start with new ones, leave those that went.
@@ -175,7 +186,6 @@ class Prober:
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
             cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=self._timing.timeout_s),
             # A compressed answer may unfold to any size, so none is asked for and none is unfolded.
             auto_decompress=False,
             headers={"Accept-Encoding": "identity", "User-Agent": "homing"},
@@ -187,8 +197,8 @@ class Prober:
             watch.task.cancel()
 
     async def _keep_watch(self, session: aiohttp.ClientSession, watch: _Watch) -> None:
-        interval_s = self._timing.interval_s
         while True:
+            interval_s = self._timing.interval_s
             began = self._clock.now()
             try:
                 await self._round(session, watch)
@@ -280,6 +290,7 @@ class Prober:
                 headers=headers,
                 allow_redirects=False,
                 ssl=self._tls.get(watch.spec.id, True),
+                timeout=aiohttp.ClientTimeout(total=self._timing.timeout_s),
             ) as response:
                 if not 200 <= response.status < 300:
                     raise _ProbeError(f"{path} answered {response.status}")

@@ -74,16 +74,11 @@ class Engine:
         index: PrefixIndex | None = None,
         sessions: SessionTable | None = None,
     ) -> None:
-        if not plans:
-            raise ValueError("an engine needs at least one plan")
-        self._plans = tuple(plans)
         self._rng = rng
         self._observer = observer
         self._on_detach = on_detach
         self._index = index if index is not None else PrefixIndex()
-        idle_s = max(plan.session.idle_s for plan in plans)
-        self._sessions = sessions if sessions is not None else SessionTable(idle_s=idle_s)
-        self._budgets = tuple(RetryBudget(share=plan.retry.budget) for plan in plans)
+        self._sessions = sessions if sessions is not None else SessionTable()
         self._models: OrderedDict[str, Model] = OrderedDict()
         self._responses = StoredResponses()
         self._members: dict[ReplicaId, Member] = {}
@@ -93,15 +88,44 @@ class Engine:
         self._expire_at = 0.0
         self._epochs = count()
         self._admitted = count()
+        self._plans: tuple[Plan, ...] = ()
+        """Those in force, then the default in the places of those that were."""
+        self._in_force: tuple[Plan, ...] = ()
+        self._budgets: tuple[RetryBudget, ...] = ()
         # Decisions a plan has made, and how many of them its retry budget has been told of.
-        self._served = [0] * len(self._plans)
-        self._deposited = [0] * len(self._plans)
+        self._served: list[int] = []
+        self._deposited: list[int] = []
+        self.set_plans(plans)
         self.set_replicas((), 0.0)
 
     @property
     def plans(self) -> tuple[Plan, ...]:
         """The policies in force, the default first."""
-        return self._plans
+        return self._in_force
+
+    def set_plans(self, plans: Sequence[Plan]) -> None:
+        """Put these policies in force, all at once; `plans[0]` is the default. Raises `ValueError` for none.
+
+        A turn that is under way goes by the place of its policy: under what stands there now, or under the
+        default where nothing does.
+        """
+        if not plans:
+            raise ValueError("an engine needs at least one plan")
+        before, budgets = self._plans, self._budgets
+        self._in_force = tuple(plans)
+        padded = (*plans, *(plans[0] for _ in range(len(before) - len(plans))))
+        self._plans = padded
+        self._budgets = tuple(
+            budgets[at]
+            if at < len(before) and before[at].retry.budget == plan.retry.budget
+            else RetryBudget(share=plan.retry.budget)
+            for at, plan in enumerate(padded)
+        )
+        new = [0] * (len(padded) - len(before))
+        self._served += new
+        self._deposited += new
+        self._sessions.idle_s = max(plan.session.idle_s for plan in plans)
+        self._set_rings()
 
     # --- deciding -----------------------------------------------------------------------------------
 
@@ -594,6 +618,9 @@ class Engine:
                 self._resize(member)
         self._ordered = tuple(self._members[replica] for replica in sorted(self._members))
         self._ready.clear()
+        self._set_rings()
+
+    def _set_rings(self) -> None:
         names = tuple(member.id for member in self._ordered)
         self._rings = {plan.vnodes: Ring(names, plan.vnodes) for plan in self._plans}
 

@@ -71,13 +71,14 @@ class SessionTable:
     anew. It counts in its home's working set until `expire` drops it, so call that regularly.
     """
 
-    __slots__ = ("_idle_s", "_latest", "_max_sessions", "_sessions", "_working_sets")
+    __slots__ = ("_latest", "_max_sessions", "_sessions", "_working_sets", "idle_s")
 
     def __init__(self, *, max_sessions: int = 200_000, idle_s: float = 1800.0) -> None:
         if max_sessions < 1:
             raise ValueError(f"a session table holds at least 1 session, not {max_sessions}")
         self._max_sessions = max_sessions
-        self._idle_s = idle_s
+        self.idle_s = idle_s
+        """Seconds without a turn after which a session is forgotten. May be set at any time."""
         # In order of last turn, oldest first.
         self._sessions: OrderedDict[SessionKey, Session] = OrderedDict()
         self._latest = float("-inf")
@@ -232,7 +233,7 @@ class SessionTable:
         return list(islice(reversed(self._sessions.values()), limit))
 
     def _is_idle(self, session: Session, now: float) -> bool:
-        return now - session.last_turn_at > self._idle_s
+        return now - session.last_turn_at > self.idle_s
 
     def _drop(self, key: SessionKey) -> None:
         self._discount(self._sessions.pop(key))

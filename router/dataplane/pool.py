@@ -136,6 +136,10 @@ class Pool:
         while idle and now - idle[0].idle_since >= self._limits.upstream_idle_s:
             idle.popleft().abort()
 
+    def set_limits(self, limits: Limits) -> None:
+        """For the connections that are made from now on."""
+        self._limits = limits
+
     def retire(self) -> None:
         """Close the idle connections, and each one in use when its exchange has ended."""
         self._closed = True

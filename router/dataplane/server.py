@@ -71,9 +71,7 @@ class DataPlane:
         """Monotonic seconds. Not the loop's time: to ask for the running loop costs a system call."""
         self.limits = limits
         self.local = LocalEndpoints(engine)
-        self.heads = HeadReader(
-            routing.session_headers, tenant_header.lower().encode("latin-1") if tenant_header else None
-        )
+        self.heads = _head_reader(routing, tenant_header)
         self.tasks = TaskOwner()
         self.pools: dict[ReplicaId, Pool] = {}
         self.connections: set[ClientConnection] = set()
@@ -174,6 +172,19 @@ class DataPlane:
                     replica, url, self.limits, now=self.now, api_key=api_key, tls=context
                 )
                 self._urls[replica] = address
+
+    def configure(
+        self, routing: Routing, limits: Limits, access: AccessKeys | None, tenant_header: str | None
+    ) -> None:
+        """Go by these for all requests whose head has not come yet. Those under way end as they would have,
+        but for limits on time and size, which count at once."""
+        self.routing = routing
+        self.heads = _head_reader(routing, tenant_header)
+        self.limits = limits
+        self._access = access
+        self._tenant_header = tenant_header
+        for pool in self.pools.values():
+            pool.set_limits(limits)
 
     def give_up_on(self, replica: ReplicaId, why: str) -> None:
         """Wait no longer for the replica, which answers nobody: turns of which nothing has come move on."""
@@ -280,3 +291,9 @@ class DataPlane:
                 pool.sweep(now)
             if self._retired:
                 self._retired = [pool for pool in self._retired if len(pool)]
+
+
+def _head_reader(routing: Routing, tenant_header: str | None) -> HeadReader:
+    return HeadReader(
+        routing.session_headers, tenant_header.lower().encode("latin-1") if tenant_header else None
+    )

@@ -34,5 +34,11 @@ class AccessKeys:
     def tenants(self) -> frozenset[TenantId]:
         return frozenset(self._tenants.values())
 
+    def __eq__(self, other: object) -> bool:
+        """Whether the same keys name the same tenants."""
+        return isinstance(other, AccessKeys) and self._tenants == other._tenants
+
+    __hash__ = None  # type: ignore[assignment] # a set of them would hash ten thousand digests
+
     def __repr__(self) -> str:
         return f"AccessKeys({len(self)} keys of {len(self.tenants)} tenants)"

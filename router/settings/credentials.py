@@ -26,7 +26,7 @@ from router.settings.explain import dotted, explain
 from router.settings.fields import Model
 from router.settings.load import Loaded, lines_of
 from router.settings.locate import find_file, shown
-from router.settings.tls import PairFiles, ServerTls, TlsError, client_context, server_tls
+from router.settings.tls import PairFiles, ServerTls, TlsError, server_tls, shared_context
 
 _DIGEST: Final = re.compile(r"[0-9a-fA-F]{64}")
 
@@ -186,8 +186,6 @@ class _Search:
 
     def replica_tls(self, config: RouterConfig) -> dict[ReplicaId, ssl.SSLContext]:
         found: dict[ReplicaId, ssl.SSLContext] = {}
-        # A context may hold all certificates of the system: they need not be held once a replica.
-        made: dict[tuple[Path | None, bool], ssl.SSLContext] = {}
         for index, replica in enumerate(config.replicas):
             if not replica.url.startswith("https:"):
                 continue
@@ -196,12 +194,9 @@ class _Search:
             if replica.ca is not None and ca is None:
                 continue
             try:
-                if (ca, replica.verify) not in made:
-                    made[ca, replica.verify] = client_context(ca, verify=replica.verify)
+                found[ReplicaId(replica.name)] = shared_context(ca, verify=replica.verify)
             except TlsError as error:
                 self.wrong.append(self._document.fault(loc, f"{dotted(loc)}: {error}"))
-                continue
-            found[ReplicaId(replica.name)] = made[ca, replica.verify]
         return found
 
     def _given(

@@ -7,7 +7,7 @@ was written are refused.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -47,6 +47,8 @@ class Document:
     faults: tuple[Fault, ...] = ()
     secret: bool = False
     """Its contents must not be repeated in a message."""
+    path: Path | None = None
+    """The file that was read; `None` where the text came from elsewhere."""
 
     def line_of(self, loc: Loc) -> int:
         """The line of the value at `loc`, or of the nearest value around it."""
@@ -76,6 +78,10 @@ class Document:
 
 def read_document(path: Path, shown: str, *, secret: bool = False) -> Document:
     """Read and parse a file. Every failure is a fault of the document; nothing is raised."""
+    return replace(_read(path, shown, secret=secret), path=path)
+
+
+def _read(path: Path, shown: str, *, secret: bool) -> Document:
     if path.exists() and not (path.is_file() or path.is_dir()):
         # A pipe that nobody writes to would be waited for without end.
         return Document(shown, faults=(Fault(shown, None, "is not a regular file"),), secret=secret)
@@ -90,31 +96,53 @@ def read_document(path: Path, shown: str, *, secret: bool = False) -> Document:
 
 def parse_document(raw: bytes, shown: str, *, secret: bool = False) -> Document:
     """Parse a file's bytes. With `secret`, no message repeats anything that the file says."""
+    documents = parse_documents(raw, shown, secret=secret)
+    if len(documents) == 1:
+        return documents[0]
+    second = documents[1].line_of(())
+    fault = Fault(shown, second, "another document begins; a file holds one")
+    return Document(shown, faults=(fault,), secret=secret)
+
+
+def parse_documents(raw: bytes, shown: str, *, secret: bool = False) -> tuple[Document, ...]:
+    """Parse bytes that may hold several documents, each begun by a line `---`: one at least is returned.
+
+    A fault of the form of all is the one document's.
+    """
+
+    def faulty(line: int | None, what: str) -> tuple[Document, ...]:
+        return (Document(shown, faults=(Fault(shown, line, what),), secret=secret),)
+
     if len(raw) > MAX_BYTES:
-        fault = Fault(
-            shown, None, f"is larger than {MAX_BYTES >> 20} MiB, which no settings file needs to be"
-        )
-        return Document(shown, faults=(fault,), secret=secret)
+        return faulty(None, f"is larger than {MAX_BYTES >> 20} MiB, which no settings file needs to be")
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        return Document(shown, faults=(Fault(shown, line, "is not UTF-8 text"),), secret=secret)
+        return faulty(raw.count(b"\n", 0, error.start) + 1, "is not UTF-8 text")
+    roots = []
     try:
-        root = _Loader(text).get_single_node()
+        loader = _Loader(text)
+        while loader.check_node():
+            root = loader.get_node()
+            assert root is not None, "check_node has said that there is one"
+            roots.append(root)
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        fault = Fault(shown, line, "holds a control character, which YAML does not allow")
-        return Document(shown, faults=(fault,), secret=secret)
+        return faulty(line, "holds a control character, which YAML does not allow")
     except yaml.MarkedYAMLError as error:
-        return Document(shown, faults=(_syntax_fault(error, shown, secret=secret),), secret=secret)
-    if root is None:
-        return Document(shown, faults=(Fault(shown, 1, "the file is empty"),), secret=secret)
+        return (Document(shown, faults=(_syntax_fault(error, shown, secret=secret),), secret=secret),)
+    if not roots:
+        return faulty(1, "the file is empty")
+    return tuple(_unfolded(root, shown, secret=secret) for root in roots)
+
+
+def _unfolded(root: yaml.Node, shown: str, *, secret: bool) -> Document:
+    line = root.start_mark.line + 1
     if not isinstance(root, yaml.MappingNode):
-        fault = Fault(shown, root.start_mark.line + 1, "the file is not a mapping of keys to values")
-        return Document(shown, faults=(fault,), secret=secret)
+        fault = Fault(shown, line, "the file is not a mapping of keys to values")
+        return Document(shown, lines={(): line}, faults=(fault,), secret=secret)
     unfolding = _Unfolding(shown, secret=secret)
-    value = unfolding.unfold(root, (), root.start_mark.line + 1)
+    value = unfolding.unfold(root, (), line)
     return Document(shown, value, unfolding.lines, tuple(unfolding.faults), secret)
 
 

@@ -1,6 +1,6 @@
 """A config from the command line's flags, alone or over a file. Knows nothing of how flags are parsed."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 
 from router.base.errors import SettingsError
@@ -17,11 +17,13 @@ def config_from_flags(
     admin: str | None = None,
     *,
     base: Loaded[RouterConfig] | None = None,
+    code: Container[str] | None = None,
 ) -> Loaded[RouterConfig]:
     """The command line's flags, over a config file's values where there is one.
 
     `replicas` are added to the file's, as r0, r1, …; `policy` becomes the default and the file's policies
-    stay for its routes; `listen` and `admin` replace. Raises `SettingsError` with every fault.
+    stay for its routes; `listen` and `admin` replace. `code` is as for `load_config`. Raises `SettingsError`
+    with every fault.
     """
     faults: list[str] = []
     config = RouterConfig(version=1) if base is None else base.value
@@ -32,7 +34,7 @@ def config_from_flags(
         changes["replicas"] = _replicas(replicas, config.replicas, faults)
     if policy is not None or base is None:
         try:
-            chosen = load_policy(policy or config.policies[0])
+            chosen = load_policy(policy or config.policies[0], code)
         except SettingsError as error:
             faults += [f"--policy: {fault}" for fault in error.faults] if policy else error.faults
         else:

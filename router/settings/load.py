@@ -4,7 +4,7 @@ Policies come from local files only: their `module:Class` is imported to check i
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -59,24 +59,28 @@ class Reading(Generic[T]):
         return Loaded(self.value, self.document, self.folder, self.notices, policies)
 
 
-def load_config(path: Path) -> Loaded[RouterConfig]:
+# Wherever `code` is taken: the `module:Class` names that policies may use; `None` = any. Only the start loads
+# code. What comes later may use what is loaded.
+
+
+def load_config(path: Path, code: Container[str] | None = None) -> Loaded[RouterConfig]:
     """A config and all policies that it names. Raises `SettingsError` with every fault of all of them."""
-    return read_config(read_document(path, shown(path)), path.parent).loaded()
+    return read_config(read_document(path, shown(path)), path.parent, code).loaded()
 
 
-def load_policy(path_or_name: str) -> Loaded[Policy]:
+def load_policy(path_or_name: str, code: Container[str] | None = None) -> Loaded[Policy]:
     """A policy from a file, or a shipped one by its name. Raises `SettingsError` with every fault."""
     try:
         path = find_policy(path_or_name, Path())
     except ValueError as error:
         raise SettingsError([str(error)]) from None
-    return read_policy(read_document(path, shown(path)), path.parent).loaded()
+    return read_policy(read_document(path, shown(path)), path.parent, code).loaded()
 
 
-def read_policy(document: Document, folder: Path) -> Reading[Policy]:
+def read_policy(document: Document, folder: Path, code: Container[str] | None = None) -> Reading[Policy]:
     """Check a policy file that has been read."""
     policy, faults = _checked(Policy, document)
-    faults += _strategy_faults(document, policy)
+    faults += _strategy_faults(document, policy, code)
     if faults:
         return Reading(None, document, folder, _ordered(faults))
     # Shipped policies name keys of later versions for all to see; nobody here asked for their effect.
@@ -84,12 +88,14 @@ def read_policy(document: Document, folder: Path) -> Reading[Policy]:
     return Reading(policy, document, folder, notices=notices)
 
 
-def read_config(document: Document, folder: Path) -> Reading[RouterConfig]:
+def read_config(
+    document: Document, folder: Path, code: Container[str] | None = None
+) -> Reading[RouterConfig]:
     """Check a config file that has been read, and read and check the policies that it names."""
     config, faults = _checked(RouterConfig, document)
     faults += _replica_faults(document)
     faults += _address_faults(document)
-    policies, policy_faults = _policies(document, folder)
+    policies, policy_faults = _policies(document, folder, code)
     faults += policy_faults
     every = _ordered(faults) + tuple(fault for policy in policies for fault in policy.faults)
     if every:
@@ -141,12 +147,12 @@ def _checked(shape: type[T], document: Document) -> tuple[T | None, list[Fault]]
     return value, faults
 
 
-def _strategy_faults(document: Document, policy: Policy | None) -> list[Fault]:
+def _strategy_faults(document: Document, policy: Policy | None, code: Container[str] | None) -> list[Fault]:
     name = document.at("strategy")
     if not isinstance(name, str):
         return []
     try:
-        strategy = resolve(name)
+        strategy = resolve(name, code)
     except ValueError as error:
         return [document.fault(("strategy",), f"strategy: {error}")]
     if policy is None:
@@ -198,7 +204,9 @@ def _address_faults(document: Document) -> list[Fault]:
     return [document.fault(("admin", "listen"), what)]
 
 
-def _policies(document: Document, folder: Path) -> tuple[tuple[Reading[Policy], ...], list[Fault]]:
+def _policies(
+    document: Document, folder: Path, code: Container[str] | None
+) -> tuple[tuple[Reading[Policy], ...], list[Fault]]:
     """The policies that are listed, then those that only routes name; and faults of the naming."""
     if document.value is None:
         return (), []
@@ -217,7 +225,7 @@ def _policies(document: Document, folder: Path) -> tuple[tuple[Reading[Policy], 
             faults.append(document.fault(loc, f"policies[{index}]: {error}"))
             unnamed = True
             continue
-        reading = read_policy(read_document(path, shown(path)), path.parent)
+        reading = read_policy(read_document(path, shown(path)), path.parent, code)
         readings.append(reading)
         name = reading.document.at("policy")
         if not isinstance(name, str):

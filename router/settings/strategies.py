@@ -6,6 +6,7 @@ A `module:Class` runs code, so nothing here may be reached with a policy that ca
 import importlib
 import json
 import re
+from collections.abc import Container
 from dataclasses import dataclass, is_dataclass
 from typing import Any, Final
 
@@ -36,11 +37,16 @@ class StrategyClass:
         return strategy
 
 
-def resolve(name: str) -> StrategyClass:
-    """The class that a policy's `strategy` names. Raises `ValueError` for a name that leads to none."""
+def resolve(name: str, code: Container[str] | None = None) -> StrategyClass:
+    """The class that a policy's `strategy` names. Raises `ValueError` for a name that leads to none.
+
+    `code` are the names of the operator's own that may be imported; `None` = any, as at the start.
+    """
     path = BUILT_IN.get(name, name)
     if _OWN.fullmatch(path) is None:
         raise ValueError(f"unknown strategy '{name}'{nearest(name, BUILT_IN)} (or module:Class for your own)")
+    if code is not None and name not in BUILT_IN and name not in code:
+        raise ValueError(f"'{name}' is code that was not loaded at the start; name it in a file and restart")
     module_name, class_name = path.split(":")
     try:
         module = importlib.import_module(module_name)

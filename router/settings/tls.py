@@ -6,8 +6,12 @@ config names which file; every failure is a `TlsError` that says what is wrong w
 
 import ssl
 from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import sha256
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
+
+from router.base.stamps import Stamps, stamps_of
 
 _ALPN: Final = ("http/1.1",)
 
@@ -22,18 +26,6 @@ class TlsError(Exception):
     """Files that cannot be used; the message completes `tls.cert: `."""
 
 
-class Stamp(NamedTuple):
-    """What changes when a file is replaced, or what a link leads to."""
-
-    modified_ns: int
-    inode: int
-    size: int
-
-
-Stamps = tuple[Stamp | None, Stamp | None]
-"""Of a certificate and its key; `None` where there is no such file."""
-
-
 @dataclass(frozen=True, slots=True)
 class PairFiles:
     """Where a certificate (with its chain) and its private key are, in PEM."""
@@ -43,7 +35,7 @@ class PairFiles:
 
     def stamps(self) -> Stamps:
         """Equal as long as neither file has been replaced."""
-        return _stamp(self.cert), _stamp(self.key)
+        return stamps_of((self.cert, self.key))
 
     def load_into(self, context: ssl.SSLContext) -> None:
         """Give `context` the pair. Raises `TlsError`; `context` is then without use."""
@@ -119,20 +111,26 @@ def client_context(ca: Path | None, *, verify: bool) -> ssl.SSLContext:
     return context
 
 
+def shared_context(ca: Path | None, *, verify: bool) -> ssl.SSLContext:
+    """A `client_context`, the same one as long as the file says the same. Raises `TlsError`.
+
+    A context may hold all certificates of the system, which need not be held once a replica; and one that is
+    another stands for a change.
+    """
+    return _shared_context(ca, b"" if ca is None else sha256(_read(ca)).digest(), verify)
+
+
+@lru_cache(maxsize=64)
+def _shared_context(ca: Path | None, _digest: bytes, verify: bool) -> ssl.SSLContext:
+    return client_context(ca, verify=verify)
+
+
 class _PassphraseError(ValueError):
     """A key wants a passphrase."""
 
 
 def _no_passphrase() -> str:
     raise _PassphraseError
-
-
-def _stamp(path: Path) -> Stamp | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return Stamp(found.st_mtime_ns, found.st_ino, found.st_size)
 
 
 def _read(path: Path) -> bytes:

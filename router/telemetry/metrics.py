@@ -4,20 +4,13 @@ They are OpenTelemetry metric data, so that one set of figures serves every way 
 describes each, and a test holds the two together.
 """
 
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sized
-from typing import Final, Protocol
+from typing import Protocol
 
 from opentelemetry.sdk.metrics.export import (
-    AggregationTemporality,
-    Gauge,
-    HistogramDataPoint,
     Metric,
-    NumberDataPoint,
-    Sum,
 )
-from opentelemetry.sdk.metrics.export import Histogram as HistogramData
 
 import router
 from router.base.clock import Clock
@@ -29,13 +22,11 @@ from router.core.fleet import ReplicaStatus
 from router.core.health import State
 from router.core.outline import Part
 from router.telemetry.counters import Counters, ReplicaCounts
-from router.telemetry.histogram import Histogram
+from router.telemetry.points import Builder, Points
 from router.telemetry.prometheus import render
 
-_CUMULATIVE: Final = AggregationTemporality.CUMULATIVE
-
-_Labels = Mapping[str, str]
-_Points = Iterable[tuple[_Labels, float | None]]
+Section = Callable[[Builder], Iterable[Metric]]
+"""Makes the metrics of one part of the router."""
 
 
 class StatusSource(Protocol):
@@ -67,7 +58,10 @@ class PlaneSource(Protocol):
 
 
 class Metrics:
-    """Reads the counters, the fleet and the data plane. `wall_ns` is Unix nanoseconds."""
+    """Reads the counters, the fleet and the data plane, and `sections` of those that keep their own count.
+
+    `wall_ns` is Unix nanoseconds.
+    """
 
     def __init__(
         self,
@@ -77,6 +71,7 @@ class Metrics:
         clock: Clock,
         *,
         chains: ChainWatch | None = None,
+        sections: Iterable[Section] = (),
         wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._counters = counters
@@ -84,6 +79,7 @@ class Metrics:
         self._plane = plane
         self._clock = clock
         self._chains = chains
+        self._sections = tuple(sections)
         self._wall_ns = wall_ns
         self._start_ns = wall_ns()
 
@@ -95,7 +91,7 @@ class Metrics:
         """All metrics as they stand. Series of replicas that left the fleet end here."""
         replicas = self._fleet.replicas(self._clock.now())
         self._counters.retain(status.id for status in replicas)
-        build = _Builder(self._start_ns, self._wall_ns())
+        build = Builder(self._start_ns, self._wall_ns())
         return [
             build.gauge(
                 "homing_info",
@@ -114,10 +110,11 @@ class Metrics:
             *(_chains(build, self._chains) if self._chains is not None else ()),
             *_replica_counts(build, self._counters.replicas),
             *_replica_state(build, replicas),
+            *(metric for section in self._sections for metric in section(build)),
         ]
 
 
-def _plane(build: "_Builder", plane: PlaneSource, replicas: tuple[ReplicaStatus, ...]) -> list[Metric]:
+def _plane(build: Builder, plane: PlaneSource, replicas: tuple[ReplicaStatus, ...]) -> list[Metric]:
     return [
         build.counter(
             "homing_errors",
@@ -150,7 +147,7 @@ def _plane(build: "_Builder", plane: PlaneSource, replicas: tuple[ReplicaStatus,
     ]
 
 
-def _turns(build: "_Builder", counters: Counters) -> list[Metric]:
+def _turns(build: Builder, counters: Counters) -> list[Metric]:
     return [
         build.counter(
             "homing_refused",
@@ -182,8 +179,8 @@ def _turns(build: "_Builder", counters: Counters) -> list[Metric]:
     ]
 
 
-def _chains(build: "_Builder", chains: ChainWatch) -> list[Metric]:
-    def each(counts: Mapping[tuple[Part, Cause], int]) -> _Points:
+def _chains(build: Builder, chains: ChainWatch) -> list[Metric]:
+    def each(counts: Mapping[tuple[Part, Cause], int]) -> Points:
         return [
             ({"part": part.value, "cause": cause.value}, count) for (part, cause), count in counts.items()
         ]
@@ -210,8 +207,8 @@ def _chains(build: "_Builder", chains: ChainWatch) -> list[Metric]:
     ]
 
 
-def _replica_counts(build: "_Builder", replicas: Mapping[ReplicaId, ReplicaCounts]) -> list[Metric]:
-    def each(read: Callable[[ReplicaCounts], int]) -> _Points:
+def _replica_counts(build: Builder, replicas: Mapping[ReplicaId, ReplicaCounts]) -> list[Metric]:
+    def each(read: Callable[[ReplicaCounts], int]) -> Points:
         return [({"replica": replica}, read(counts)) for replica, counts in replicas.items()]
 
     return [
@@ -291,7 +288,7 @@ def _replica_counts(build: "_Builder", replicas: Mapping[ReplicaId, ReplicaCount
     ]
 
 
-def _replica_state(build: "_Builder", replicas: tuple[ReplicaStatus, ...]) -> list[Metric]:
+def _replica_state(build: Builder, replicas: tuple[ReplicaStatus, ...]) -> list[Metric]:
     def gauge(
         name: str, description: str, unit: str, read: Callable[[ReplicaStatus], float | None]
     ) -> Metric:
@@ -373,49 +370,3 @@ def _replica_state(build: "_Builder", replicas: tuple[ReplicaStatus, ...]) -> li
             lambda r: r.report_age_s,
         ),
     ]
-
-
-class _Builder:
-    """Makes metric data for one moment. A point whose value is `None` is left out: absent is not zero."""
-
-    def __init__(self, start_ns: int, now_ns: int) -> None:
-        self._start_ns = start_ns
-        self._now_ns = now_ns
-
-    def gauge(self, name: str, description: str, unit: str, points: _Points) -> Metric:
-        return Metric(name, description, unit, Gauge(self._numbers(points)))
-
-    def counter(self, name: str, description: str, unit: str, points: _Points) -> Metric:
-        return Metric(name, description, unit, Sum(self._numbers(points), _CUMULATIVE, is_monotonic=True))
-
-    def histogram(
-        self, name: str, description: str, unit: str, spreads: Iterable[tuple[_Labels, Histogram]]
-    ) -> Metric:
-        points = [
-            HistogramDataPoint(
-                attributes=dict(labels),
-                start_time_unix_nano=self._start_ns,
-                time_unix_nano=self._now_ns,
-                count=spread.count,
-                sum=spread.total,
-                bucket_counts=tuple(spread.counts),
-                explicit_bounds=spread.bounds,
-                # The extremes since the start say little and are not kept: the SDK's own way to say so.
-                min=math.inf,
-                max=-math.inf,
-            )
-            for labels, spread in spreads
-        ]
-        return Metric(name, description, unit, HistogramData(points, _CUMULATIVE))
-
-    def _numbers(self, points: _Points) -> list[NumberDataPoint]:
-        return [
-            NumberDataPoint(
-                attributes=dict(labels),
-                start_time_unix_nano=self._start_ns,
-                time_unix_nano=self._now_ns,
-                value=value,
-            )
-            for labels, value in points
-            if value is not None
-        ]

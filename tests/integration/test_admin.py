@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from support.fleet import fleet
+from support.reloads import Reloads
 
 from router.base.clock import SystemClock
 from router.base.ids import OPEN_TENANT, ReplicaId, SessionKey
@@ -110,6 +111,7 @@ class Rig:
                 explain=lambda path, body, session, tenant: bill(
                     self.engine.decide(TURN._replace(path=path), self.clock.now())
                 ),
+                reloads=Reloads(),
             ),
             token=TOKEN,
         )

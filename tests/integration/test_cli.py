@@ -408,12 +408,23 @@ def test_a_router_serves_though_nobody_can_read_what_it_says(streams: str) -> No
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGHUP")
-def test_sighup_is_ignored_with_a_word_and_the_router_goes_on() -> None:
-    with router("--replica", "http://127.0.0.1:9") as (process, data, _):
-        process.popen.send_signal(signal.SIGHUP)
+def test_sighup_reads_the_files_anew_and_a_bad_one_stops_nothing(tmp_path: Path) -> None:
+    policy = tmp_path / "mine.yaml"
+    policy.write_text("version: 1\npolicy: mine\nstrategy: ring\n")
+    with router("--replica", "http://127.0.0.1:9", "--policy", str(policy)) as (process, data, admin):
         assert process.popen.stderr is not None
-        assert any("SIGHUP is ignored" in line for line in process.popen.stderr)
+        for text, said in (
+            (
+                "version: 1\npolicy: mine\nstrategy: least-loaded\n",
+                "policy mine.strategy: ring → least-loaded",
+            ),
+            ("version: 1\npolicy: mine\nstrategy: leats-loaded\n", "did you mean 'least-loaded'?"),
+        ):
+            policy.write_text(text)
+            process.popen.send_signal(signal.SIGHUP)
+            assert any(said in line for line in process.popen.stderr)
         assert httpx.get(f"{data}/health", trust_env=False).status_code == 200
+        assert "strategy: least-loaded" in httpx.get(f"{admin}/api/policy", trust_env=False).text
 
 
 def test_a_router_without_replicas_says_so_at_start() -> None:

@@ -13,7 +13,7 @@ from support.certificates import Authority, put
 from support.plane import data_plane, until
 from support.raw import RawClient, Request, Stream, chat, post, raw_client, raw_replica
 
-from router.controlplane.certificate import CertificateWatch
+from router.controlplane.certificate import certificate_watch
 from router.dataplane.limits import Limits
 from router.settings.credentials import load_secrets
 from router.settings.load import load_config
@@ -184,7 +184,7 @@ async def test_a_replaced_certificate_serves_new_clients_and_keeps_the_old_ones(
     authority: Authority,
 ) -> None:
     tls = authority.server()
-    watch = CertificateWatch(tls)
+    watch = certificate_watch(tls)
 
     def served(client: RawClient) -> bytes:
         found = client.writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
@@ -198,8 +198,8 @@ async def test_a_replaced_certificate_serves_new_clients_and_keeps_the_old_ones(
     ):
         assert (await old.exchange(post(chat()))).status == 200
         put(authority.issue(), tls.files)
-        watch.saw(tls.files.stamps())
-        watch.saw(tls.files.stamps())
+        await watch.saw(tls.files.stamps())
+        await watch.saw(tls.files.stamps())
         async with raw_client(plane.port, tls=authority.client()) as new:
             assert (await new.exchange(post(chat()))).status == 200
             assert served(new) != served(old)

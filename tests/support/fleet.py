@@ -5,7 +5,7 @@ Replicas are looked at once, at the start: a test that wants the router to see m
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Container, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +17,7 @@ import yaml
 
 from router.base.ids import ReplicaId
 from router.core.fleet import ReplicaStatus
+from router.settings.compare import Settings
 from router.settings.credentials import load_secrets
 from router.settings.load import load_config
 from router.simulator.api import Record
@@ -43,6 +44,10 @@ class Fleet:
     client: httpx.AsyncClient
     admin: httpx.AsyncClient
     """Sends the admin token."""
+    folder: Path
+    """Where the config, `router.yaml`, and its policy, `home.yaml`, lie."""
+    environ: dict[str, str]
+    """What a reload finds in the environment."""
 
     @property
     def base_url(self) -> str:
@@ -143,11 +148,14 @@ async def fleet(
     probe: str = NEVER,
     down: Sequence[str] = (),
     files: Mapping[str, str] | None = None,
+    reload: bool = False,
+    look_every_s: float = 3600.0,
 ) -> AsyncIterator[Fleet]:
     """Replicas r0, r1, … and a router on free ports. Fails if anything is left over at the end.
 
     `config` and `policy` are laid over the usual ones, `keys` is API key → tenant, `api_keys` replica →
     the key that it wants, `down` names the replicas that do not run, and `files` lie beside the config.
+    With `reload` the router reads its files anew when it is told, and looks at them every `look_every_s`.
     """
     before = asyncio.all_tasks()
     async with AsyncExitStack() as stack:
@@ -166,7 +174,20 @@ async def fleet(
         for name, text in (files or {}).items():
             (folder / name).write_text(text)
             (folder / name).chmod(0o600)
-        router = _router(folder, replicas, config or {}, policy or {}, keys or {}, api_keys or {}, probe)
+        environ = _write(folder, replicas, config or {}, policy or {}, keys or {}, api_keys or {}, probe)
+
+        def read(code: Container[str] | None) -> Settings:
+            loaded = load_config(folder / "router.yaml", code)
+            return Settings(loaded, load_secrets(loaded, environ))
+
+        settings = read(None)
+        router = Router(
+            settings.loaded,
+            settings.secrets,
+            rng=Random(5),
+            read=read if reload else None,
+            look_every_s=look_every_s,
+        )
         stack.push_async_callback(router.close)
         await router.start()
         running = Fleet(
@@ -176,6 +197,8 @@ async def fleet(
             await stack.enter_async_context(
                 _client(router.admin.port, Authorization=f"Bearer {router.admin.token}")
             ),
+            folder,
+            environ,
         )
         yield running
         await settled(running)
@@ -196,7 +219,7 @@ async def _kill(replicas: Mapping[str, SimulatedReplica]) -> None:
         await replica.kill()
 
 
-def _router(
+def _write(
     folder: Path,
     replicas: Mapping[str, SimulatedReplica],
     config: Mapping[str, Any],
@@ -204,7 +227,8 @@ def _router(
     keys: Mapping[str, str],
     api_keys: Mapping[str, str],
     probe: str,
-) -> Router:
+) -> dict[str, str]:
+    """Write config and policy; returns the environment."""
     listed = []
     environ = {"HOMING_SECRET": "a-secret-of-the-tests-0123456789abcdef"}
     for name, replica in replicas.items():
@@ -232,8 +256,7 @@ def _router(
             }
         )
     )
-    loaded = load_config(path)
-    return Router(loaded, load_secrets(loaded, environ), rng=Random(5))
+    return environ
 
 
 async def settled(running: Fleet) -> None:

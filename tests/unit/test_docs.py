@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 from support.pages import PAGES, TREE, anchors, blocks, links, prose
+from support.reloads import Reloads
 
 from router.base.clock import ManualClock
 from router.base.ids import OPEN_TENANT, ReplicaId, SessionKey
@@ -83,7 +84,11 @@ def test_every_file_shown_is_without_fault(block, tmp_path, monkeypatch):
 def admin_routes() -> set[str]:
     """`METHOD /path/{parameter}` of the admin port."""
     sources = AdminSources(
-        metrics=str, decisions=lambda _: [], policy=str, explain=lambda path, body, session, tenant: {}
+        metrics=str,
+        decisions=lambda _: [],
+        policy=str,
+        explain=lambda path, body, session, tenant: {},
+        reloads=Reloads(),
     )
     server = AdminServer(Engine([_plan()], rng=Random(0)), ManualClock(), sources)
     app = server._application(None)  # type: ignore[arg-type] # no request is made

@@ -15,6 +15,7 @@ from random import Random
 
 import pytest
 from support.pages import TREE
+from support.reloads import Reloads
 
 import router
 from router.base.clock import ManualClock
@@ -142,7 +143,9 @@ async def test_the_health_check_tells_a_router_that_lives_from_one_that_does_not
     assert interpreter.startswith("/opt/homing/bin/")
     asked = f"http://127.0.0.1:{RouterConfig(version=1).admin.listen.port}/livez"
     assert asked in rest[-1]
-    sources = AdminSources(metrics=str, decisions=lambda _: [], policy=str, explain=lambda *_: {})
+    sources = AdminSources(
+        metrics=str, decisions=lambda _: [], policy=str, explain=lambda *_: {}, reloads=Reloads()
+    )
     plan = build_plan(load_policy("home").value)
     server = AdminServer(Engine([plan], rng=Random(0)), ManualClock(), sources)
     await server.start("127.0.0.1", 0)

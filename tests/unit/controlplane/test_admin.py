@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 import aiohttp
 import pytest
 from aiohttp import web
+from support.reloads import Reloads
 
 from router.base.clock import ManualClock
 from router.base.errors import ErrorKind, HomingError, Refused
 from router.base.ids import ReplicaId, SessionKey, TenantId
 from router.controlplane.admin import AdminServer, AdminSources
+from router.controlplane.reload import Outcome, Reload
 from router.core.fleet import ReplicaStatus, Report
 from router.core.session import Session
 
@@ -122,12 +124,14 @@ async def admin(
     fleet: Fleet | None = None,
     explain: Callable[..., dict[str, object]] = explain,
     max_body_bytes: int = 1000,
+    reloads: Reloads | None = None,
 ) -> AsyncIterator[Client]:
     sources = AdminSources(
         metrics=lambda: "homing_up 1\n",
         decisions=lambda limit: [{"n": n} for n in range(min(limit, 3))],
         policy=lambda: "policy: home\n",
         explain=explain,
+        reloads=reloads if reloads is not None else Reloads(),
     )
     server = AdminServer(
         fleet if fleet is not None else Fleet(),
@@ -394,7 +398,9 @@ async def test_a_fault_inside_is_logged_and_not_told(caplog: pytest.LogCaptureFi
 
 
 def server(**options: object) -> AdminServer:
-    sources = AdminSources(metrics=str, decisions=lambda limit: [], policy=str, explain=explain)
+    sources = AdminSources(
+        metrics=str, decisions=lambda limit: [], policy=str, explain=explain, reloads=Reloads()
+    )
     return AdminServer(Fleet(), ManualClock(100.0), sources, **options)
 
 
@@ -438,3 +444,43 @@ async def test_a_listener_that_is_not_loopback_does_not_start_without_a_token(
 
 async def test_two_servers_make_up_different_tokens() -> None:
     assert server().token != server().token
+
+
+async def test_policies_are_put_with_the_token_and_the_answer_says_what_changed() -> None:
+    reloads = Reloads(Reload(Outcome.APPLIED, "PUT /api/policy", 98.0, ("policies: home → ring",)))
+    async with admin(reloads=reloads) as client:
+        assert (await client.ask("PUT", "/api/policy", body=b"policy: ring"))[0] == 401
+        assert reloads.asked == []
+        status, answer = await client.ask("PUT", "/api/policy", body=b"policy: ring", headers=TOKEN)
+        assert status == 200
+        assert answer == {
+            "outcome": "applied",
+            "cause": "PUT /api/policy",
+            "age_s": 2.0,
+            "changes": ["policies: home → ring"],
+            "faults": [],
+        }
+    assert reloads.asked == [("PUT /api/policy", b"policy: ring")]
+
+
+async def test_settings_that_are_refused_are_an_error_with_every_fault() -> None:
+    faults = ("body:1: policy: is missing", "body:2: strategy: unknown")
+    async with admin(reloads=Reloads(Reload(Outcome.REFUSED, "x", 98.0, (), faults))) as client:
+        for method, path in (("PUT", "/api/policy"), ("POST", "/api/reload")):
+            status, answer = await client.ask(method, path, headers=TOKEN)
+            assert status == 400
+            assert answer["error"]["code"] == "refused"
+            assert answer["error"]["message"] == "\n".join(faults)
+        _, answer = await client.ask("GET", "/api/reload")
+        assert answer["last"]["faults"] == list(faults)
+
+
+async def test_a_reload_is_asked_for_with_the_token_and_the_last_one_can_be_read() -> None:
+    reloads = Reloads()
+    async with admin(reloads=reloads) as client:
+        assert await client.ask("GET", "/api/reload") == (200, {"last": None})
+        assert (await client.ask("POST", "/api/reload"))[0] == 401
+        assert (await client.ask("POST", "/api/reload", headers=TOKEN))[0] == 200
+        _, answer = await client.ask("GET", "/api/reload")
+        assert (answer["last"]["outcome"], answer["last"]["age_s"]) == ("unchanged", 10.0)
+    assert reloads.asked == [("POST /api/reload", None)]

@@ -7,7 +7,7 @@ import pytest
 from support.certificates import Authority, put
 from support.plane import until
 
-from router.controlplane.certificate import CertificateWatch
+from router.controlplane.certificate import certificate_watch
 
 
 @pytest.fixture
@@ -24,10 +24,10 @@ class Look:
     """Looks at the files when it is told, and says what clients are served."""
 
     def __init__(self, tls, authority):
-        self._watch, self._tls, self._authority = CertificateWatch(tls), tls, authority
+        self._watch, self._tls, self._authority = certificate_watch(tls), tls, authority
 
-    def __call__(self) -> bytes:
-        self._watch.saw(self._tls.files.stamps())
+    async def __call__(self) -> bytes:
+        await self._watch.saw(self._tls.files.stamps())
         return self.served()
 
     def served(self) -> bytes:
@@ -51,38 +51,42 @@ def messages(caplog) -> list[tuple[int, str]]:
     return [(record.levelno, record.getMessage()) for record in caplog.records]
 
 
-def test_a_replaced_pair_is_loaded_at_the_second_look_that_finds_it(look, tls, authority, caplog):
+async def test_a_replaced_pair_is_loaded_at_the_second_look_that_finds_it(look, tls, authority, caplog):
     caplog.set_level(logging.INFO)
-    first = look()
+    first = await look()
     put(authority.issue(), tls.files)
-    assert look() == first
-    second = look()
+    assert await look() == first
+    second = await look()
     assert second != first
-    assert look() == second
+    assert await look() == second
     assert messages(caplog) == [
         (logging.INFO, f"the certificate '{tls.files.cert}' was replaced and is loaded")
     ]
 
 
-def test_files_that_are_replaced_one_after_the_other_are_loaded_when_both_are(look, tls, authority, caplog):
-    first = look()
+async def test_files_that_are_replaced_one_after_the_other_are_loaded_when_both_are(
+    look, tls, authority, caplog
+):
+    first = await look()
     old_key = tls.files.key.read_bytes()
     put(authority.issue(), tls.files)
     new_key = tls.files.key.read_bytes()
     tls.files.key.write_bytes(old_key)
-    assert look() == first
+    assert await look() == first
     tls.files.key.write_bytes(new_key)
-    assert look() == first
-    assert look() != first
+    assert await look() == first
+    assert await look() != first
     assert messages(caplog) == []
 
 
-def test_a_bad_pair_changes_nothing_and_is_said_once_until_a_good_one_comes(look, tls, authority, caplog):
-    first = look()
+async def test_a_bad_pair_changes_nothing_and_is_said_once_until_a_good_one_comes(
+    look, tls, authority, caplog
+):
+    first = await look()
     put(authority.issue(), tls.files)
     tls.files.key.write_bytes(authority.issue().private_key_pem.bytes())
     for _ in range(4):
-        assert look() == first
+        assert await look() == first
     assert messages(caplog) == [
         (
             logging.ERROR,
@@ -91,21 +95,21 @@ def test_a_bad_pair_changes_nothing_and_is_said_once_until_a_good_one_comes(look
         )
     ]
     put(authority.issue(), tls.files)
-    look()
-    assert look() != first
+    await look()
+    assert await look() != first
 
 
-def test_a_pair_that_is_gone_changes_nothing(look, tls, caplog):
-    first = look()
+async def test_a_pair_that_is_gone_changes_nothing(look, tls, caplog):
+    first = await look()
     tls.files.cert.unlink()
     for _ in range(3):
-        assert look() == first
+        assert await look() == first
     assert [level for level, _ in messages(caplog)] == [logging.ERROR]
 
 
 async def test_it_looks_on_its_own_until_it_is_closed(look, tls, authority):
-    first = look()
-    watch = CertificateWatch(tls, every_s=0.001)
+    first = await look()
+    watch = certificate_watch(tls, every_s=0.001)
     watch.start()
     put(authority.issue(), tls.files)
     await until(lambda: look.served() != first)

@@ -12,7 +12,7 @@ from router.core.engine import Engine
 from router.core.fleet import ModelCard, ReplicaSpec, Report
 from router.core.hashing import hash64
 from router.core.observe import Ended, HealthChange, Outcome, Usage
-from router.core.plan import Overload, Plan, Retry
+from router.core.plan import Overload, Plan, Retry, SessionRules
 from router.core.request import Chain, Turn
 from router.core.strategies.least_loaded import LeastLoaded
 from router.core.strategies.priced import Priced
@@ -873,3 +873,60 @@ def test_ending_a_session_ends_it_with_models_that_are_forgotten_too(monkeypatch
     play(of, turn("other", 2, model="two"), 2.0)
     assert of.end_session(SessionKey("s"))
     assert [session.key[:-16] for session in of.sessions(10)] == ["other"]
+
+
+# --- other policies -----------------------------------------------------------------------------------
+
+
+def test_policies_are_swapped_whole_and_keep_sessions_and_prefixes():
+    made = engine(A, B, C)
+    first = play(made, turn("s", 1, 2), 1.0)
+    made.set_plans(
+        [Plan(name="other", strategy=LeastLoaded(), vnodes=40), Plan(name="ring", strategy=RingOnly())]
+    )
+    assert [plan.name for plan in made.plans] == ["other", "ring"]
+    decision = made.decide(turn("s", 1, 2, 3), 2.0)
+    assert (decision.policy, decision.home) == ("other", first.replica)
+    assert decision.candidates != ()
+    assert made.decide(turn("s", 1, 2, 3), 2.0, plan=1).policy == "ring"
+
+
+def test_a_turn_whose_policy_is_gone_goes_on_under_the_default():
+    plans = [Plan(name=name, strategy=LeastLoaded()) for name in ("one", "two", "three")]
+    made = engine(A, B)
+    made.set_plans(plans)
+    ticket = made.admit(turn("s", 1), 1.0, plan=2)
+    made.set_plans([Plan(name="new", strategy=LeastLoaded())])
+    assert [plan.name for plan in made.plans] == ["new"]
+    ticket.end(Outcome.CONNECT_FAILED, 1.1)
+    assert made.may_retry([Outcome.CONNECT_FAILED], 1.1, plan=2)
+    retry = made.admit(turn("s", 1), 1.2, plan=2, failed=(ticket.decision.replica,))
+    assert retry.decision.policy == "new"
+    retry.end(Outcome.COMPLETED, 1.3)
+    assert made.in_flight() == 0
+
+
+def test_a_retry_budget_that_stays_the_same_is_not_filled_by_a_reload():
+    plan = Plan(name="home", strategy=Priced(), retry=Retry(budget=0.0))
+    made = engine(A, B, plan=plan)
+    spent = sum(made.may_retry([Outcome.CUT], 1.0) for _ in range(100))
+    assert 0 < spent < 100
+    made.set_plans([plan])
+    assert not made.may_retry([Outcome.CUT], 1.0)
+    made.set_plans([Plan(name="home", strategy=Priced(), retry=Retry(budget=0.5))])
+    assert made.may_retry([Outcome.CUT], 1.0)
+
+
+def test_sessions_are_forgotten_after_the_time_of_the_new_policies():
+    made = engine(A, B, C)
+    play(made, turn("s", 1), 0.0)
+    made.set_plans([Plan(name="short", strategy=Priced(), session=SessionRules(idle_s=5.0))])
+    assert made.decide(turn("s", 1), 4.0).home is not None
+    assert made.decide(turn("s", 1), 6.0).home is None
+
+
+def test_an_engine_is_never_without_a_policy():
+    made = engine(A)
+    with pytest.raises(ValueError, match="at least one plan"):
+        made.set_plans([])
+    assert [plan.name for plan in made.plans] == ["home"]

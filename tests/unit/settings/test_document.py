@@ -90,7 +90,7 @@ def test_a_key_given_twice_is_refused_and_the_first_one_counts():
         (b"a:\n\tb: 1\n", "f.yaml:2: a tab where YAML wants spaces: indent with spaces"),
         (b"a: 1\nb: [1\nc: 2\n", "f.yaml:3: is not valid YAML: expected ',' or ']', but got ':'"),
         (b"a: *b\n", "f.yaml:1: is not valid YAML: found undefined alias 'b'"),
-        (b"a: 1\n---\nb: 1\n", "f.yaml:2: is not valid YAML: but found another document"),
+        (b"a: 1\n---\nb: 1\n", "f.yaml:3: another document begins; a file holds one"),
         (b"a: 1\nb: \x01\n", "f.yaml:2: holds a control character, which YAML does not allow"),
         (b"a: 1\n\nb: \xff\n", "f.yaml:3: is not UTF-8 text"),
         (b"a: 1\n? [x]\n: 2\n", "f.yaml:2: a key must be plain text"),

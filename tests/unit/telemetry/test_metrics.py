@@ -1,5 +1,6 @@
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,6 +17,7 @@ from router.core.fleet import ReplicaStatus, Report
 from router.core.observe import Ended, HealthChange, Outcome, Usage
 from router.core.outline import Part
 from router.core.request import Turn
+from router.telemetry.control import reload_metrics
 from router.telemetry.counters import Counters
 from router.telemetry.metrics import Metrics
 
@@ -126,6 +128,15 @@ def counters(turn: Turn, decided: Callable[..., Decision], ended: Callable[..., 
     return counters
 
 
+class Reloads:
+    """Settings came twice, the last ones with faults."""
+
+    refused = True
+
+    def tally(self) -> dict[str, int]:
+        return {"applied": 1, "refused": 1}
+
+
 @pytest.fixture
 def metrics(counters: Counters) -> Metrics:
     fleet = Fleet(status(A, Report(1.0, 5.0, 6.0, 0.75, 800), 900), status(B, None))
@@ -134,7 +145,15 @@ def metrics(counters: Counters) -> Metrics:
     chains.turns = 5
     chains.breaks[Part.SYSTEM, Cause.DIGITS] = 2
     chains.lost_tokens[Part.SYSTEM, Cause.DIGITS] = 7000
-    return Metrics(counters, fleet, Plane(), ManualClock(100.0), chains=chains, wall_ns=lambda: next(walls))
+    return Metrics(
+        counters,
+        fleet,
+        Plane(),
+        ManualClock(100.0),
+        chains=chains,
+        sections=[partial(reload_metrics, Reloads())],
+        wall_ns=lambda: next(walls),
+    )
 
 
 def test_the_text_reads_back_as_what_was_counted(metrics: Metrics) -> None:

@@ -1,0 +1,27 @@
+"""Which files settings were read from, so that somebody can watch them. Reads none."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from router.settings.config import RouterConfig
+from router.settings.load import Loaded
+from router.settings.locate import find_file
+
+
+def files_of(loaded: Loaded[RouterConfig]) -> tuple[Path, ...]:
+    """The config, its policies, and the files that it names, each once; the data port's certificate and key
+    apart, which are loaded on their own."""
+    return tuple(dict.fromkeys(_files(loaded)))
+
+
+def _files(loaded: Loaded[RouterConfig]) -> Iterator[Path]:
+    for document in (loaded.document, *(policy.document for policy in loaded.policies)):
+        if document.path is not None:
+            yield document.path
+    config = loaded.value
+    named = [config.access.keys_file, config.access.secret_file, config.admin.token_file]
+    for replica in config.replicas:
+        named += [replica.ca, replica.api_key_file]
+    for written in named:
+        if written is not None and (path := find_file(written, loaded.folder)) is not None:
+            yield path
