@@ -4,9 +4,10 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 BENCH_VENV := .venv-bench
+ENGINE_VENV := .venv-engine
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types check smoke bench bench-memory format wheel clean
+.PHONY: help demo test lint types check smoke bench bench-memory engine-env format wheel clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -56,6 +57,16 @@ bench: $(VENV)/.installed-run $(BENCH_VENV)/.installed ## processor time and lat
 bench-memory: $(VENV)/.installed-run ## memory with idle clients, open streams, slow readers, waiting bodies (Linux)
 	$(BIN)/python -m loadtest.bench.memory
 
+# A real vLLM on the processor, in an environment of its own. Without dependencies: the lists pin them all, and
+# those that vLLM names but this build does not need are built for CUDA and break its import.
+$(ENGINE_VENV)/.installed: tools/engine/requirements.txt
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info[:2] == (3, 11) else "the real engine is pinned for Python 3.11. Try: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(ENGINE_VENV)
+	$(ENGINE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement tools/engine/requirements.txt
+	@touch $@
+
+engine-env: $(ENGINE_VENV)/.installed ## a real vLLM on the processor (2.2 GB, some minutes)
+
 format: $(STAMP) ## rewrite the sources in the house format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -64,4 +75,4 @@ wheel: $(STAMP) ## build the wheel into dist/
 	$(BIN)/python -m build --wheel --outdir dist .
 
 clean: ## remove what the targets above made
-	rm -rf $(VENV) $(BENCH_VENV) dist .pytest_cache .mypy_cache .ruff_cache .coverage
+	rm -rf $(VENV) $(BENCH_VENV) $(ENGINE_VENV) dist .pytest_cache .mypy_cache .ruff_cache .coverage
