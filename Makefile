@@ -7,7 +7,7 @@ BENCH_VENV := .venv-bench
 ENGINE_VENV := .venv-engine
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types check smoke bench bench-memory engine-env format wheel clean
+.PHONY: help demo test lint types check smoke bench bench-memory engine-env engine-test format wheel clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -64,6 +64,10 @@ $(ENGINE_VENV)/.installed: tools/engine/requirements.txt
 	$(PYTHON) -m venv $(ENGINE_VENV)
 	$(ENGINE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement tools/engine/requirements.txt
 	@touch $@
+
+engine-test: $(STAMP) $(ENGINE_VENV)/.installed ## the connector inside real vLLM engines, on the processor
+	PYTHONPATH=. $(ENGINE_VENV)/bin/python -m pytest -c tests/engine/inside/pytest.ini tests/engine/inside
+	HOMING_ENGINE=$(ENGINE_VENV)/bin/python $(BIN)/python -m pytest tests/engine
 
 engine-env: $(ENGINE_VENV)/.installed ## a real vLLM on the processor (2.2 GB, some minutes)
 

@@ -21,6 +21,11 @@ TESTED_ELSEWHERE: Mapping[str, str] = {
     "router/dataplane/routing.py": "tests/integration/test_relay.py",
     "router/dataplane/server.py": "tests/integration/test_relay.py",
     "router/dataplane/upstream.py": "tests/integration/test_trouble.py",
+    # What imports vLLM or torch is tested in the real engine's environment.
+    "router/connector/adapter.py": "tests/engine/inside/test_adapter.py",
+    "router/connector/compat.py": "tests/engine/inside/test_compat.py",
+    "router/connector/copies.py": "tests/engine/inside/test_copies.py",
+    "router/connector/metrics.py": "tests/engine/inside/test_metrics.py",
     # Whole routers: wiring by each client library, the demo by the wheel's trial.
     "router/wiring.py": "tests/clients",
     "router/demo.py": "tools/smoke_wheel.sh",

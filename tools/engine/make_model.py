@@ -119,7 +119,8 @@ def write_model(folder: Path, args: argparse.Namespace, tokens: int) -> int:
     def weight(*shape: int, spread: float = 0.05) -> torch.Tensor:
         return torch.randn(*shape, generator=chance) * spread
 
-    # Wide embeddings and queries: attention then tells one history from another, and a wrong block shows.
+    # Large queries and keys: attention then picks few tokens out of thousands, so that each history gives an
+    # answer of its own, and a wrong block shows in it.
     tensors = {
         "model.embed_tokens.weight": weight(vocabulary, args.hidden, spread=1.0),
         "model.norm.weight": torch.ones(args.hidden),
@@ -135,7 +136,8 @@ def write_model(folder: Path, args: argparse.Namespace, tokens: int) -> int:
             ("mlp.up_proj", args.inner, args.hidden),
             ("mlp.down_proj", args.hidden, args.inner),
         ):
-            tensors[f"{name}{projection}.weight"] = weight(rows, columns, spread=columns**-0.5)
+            sharper = 2.5 if projection in ("self_attn.q_proj", "self_attn.k_proj") else 1.0
+            tensors[f"{name}{projection}.weight"] = weight(rows, columns, spread=sharper * columns**-0.5)
         tensors[f"{name}input_layernorm.weight"] = torch.ones(args.hidden)
         tensors[f"{name}post_attention_layernorm.weight"] = torch.ones(args.hidden)
     output = weight(vocabulary, args.hidden, spread=args.hidden**-0.5)
