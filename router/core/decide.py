@@ -55,6 +55,13 @@ class Candidate(NamedTuple):
     """When a new session was last placed there; breaks ties so that paced sessions spread."""
     over: str | None
     """Which limit of the policy it exceeds, in words; `None` if none."""
+    free_tokens: int | None = None
+    """KV that is neither in use nor spoken for by turns on their way there, below 0 where more is; `None` if
+    unknown."""
+    held_tokens: int = 0
+    """Missing tokens of the turns that wait in the router to go there."""
+    ahead_tokens: int = 0
+    """Those of them that are of turns which would go before this one."""
 
 
 make_candidate: "partial[Candidate]" = partial(tuple.__new__, Candidate)
@@ -131,3 +138,5 @@ class Decision(NamedTuple):
     """0 for the first, 1 and up when an earlier replica failed this turn."""
     at: float
     """Monotonic seconds."""
+    waited_s: float = 0.0
+    """For how long the router had held the turn."""

@@ -4,12 +4,12 @@ Everything it learns arrives as a method call with the time; everything it does 
 socket, reads no clock and keeps no task, so the proxy, the tests and the simulator run the same one.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from heapq import heappush
 from itertools import count
 from random import Random
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TypeAlias
 
 from router.base.errors import ErrorKind, Refused
 from router.base.ids import OPEN_TENANT, ReplicaId, SessionKey, TenantId
@@ -26,9 +26,10 @@ from router.core.health import (
 )
 from router.core.member import Member
 from router.core.model import Model
-from router.core.observe import FAILURES, NEUTRAL, Ended, HealthChange, Observer, Outcome, Usage
+from router.core.observe import FAILURES, NEUTRAL, Ended, HealthChange, Observer, Outcome, Usage, WaitEnd
 from router.core.plan import Plan
 from router.core.prefix import PrefixIndex
+from router.core.queue import TURN_TOKENS, Chosen, Held, TurnQueue, due_at
 from router.core.request import Turn
 from router.core.retry import RetryBudget
 from router.core.ring import Ring
@@ -40,8 +41,14 @@ from router.core.ticket import Ticket
 # share for a mid-size model. Too high costs wrong predictions, too low forgets what is there.
 _UNKNOWN_CAPACITY_TOKENS: Final = 600_000
 
-# Prefill rate used to guess when a turn that is not streamed has left prefill. A seed, not a promise.
-_PREFILL_TOKENS_PER_S: Final = 8000.0
+# Held turns that are priced anew whenever turns are dispatched, whoever is next: what a replica holds, and
+# what others would have to wait for, changes meanwhile. More where a replica stands idle, which may mean that
+# a turn that waits for another had better go there.
+_REPRICED: Final = 4
+_REPRICED_IDLE: Final = 16
+
+# More than this many are not priced in one go: the rest is seen to at once, but after what else is due.
+_REPRICED_MOST: Final = 48
 
 # Models a fleet serves, adapters included. Beyond it, those used longest ago are learned again.
 _MAX_MODELS: Final = 1024
@@ -52,6 +59,9 @@ _SAME_START_S: Final = 1.0
 # Idle sessions are dropped so often and so many at once: more than can come in between.
 _EXPIRE_EVERY_S: Final = 0.05
 _EXPIRE_MOST: Final = 2048
+
+Rank: TypeAlias = tuple[float, float]
+"""What decides of a turn's place in the queue beside its work: since when it waits, and the ageing."""
 
 _AUTO_RELATIVE: Final = 2.0
 _AUTO_ABSOLUTE: Final = 32
@@ -85,6 +95,12 @@ class Engine:
         self._ordered: tuple[Member, ...] = ()
         self._ready: dict[str, list[Member]] = {}
         self._rings: dict[int, Ring] = {}
+        self._queue = TurnQueue()
+        self._round = 0
+        self._repriced = 0
+        """Turns priced anew in this round."""
+        self._unfinished = False
+        """It ended before all that was to be done."""
         self._expire_at = 0.0
         self._epochs = count()
         self._admitted = count()
@@ -129,10 +145,19 @@ class Engine:
 
     # --- deciding -----------------------------------------------------------------------------------
 
-    def admit(self, turn: Turn, now: float, *, plan: int = 0, failed: tuple[ReplicaId, ...] = ()) -> Ticket:
+    def admit(
+        self,
+        turn: Turn,
+        now: float,
+        *,
+        plan: int = 0,
+        failed: tuple[ReplicaId, ...] = (),
+        chosen: Chosen | None = None,
+    ) -> Ticket:
         """Choose a replica and count the turn there. Raises `Refused`.
 
-        `failed` names the replicas that failed this very turn, in order: they are not chosen again.
+        `failed` names the replicas that failed this very turn, in order: they are not chosen again. `chosen`:
+        what was chosen already, at this time.
         """
         name = turn.model
         if turn.response_id is not None:
@@ -143,12 +168,11 @@ class Engine:
         if model is None:
             model = Model(name)
         try:
-            decision, member, depth = self._decide(turn, now, plan, failed, model)
+            decision, member, depth = chosen or self._decide(turn, now, plan, failed, model)
         except Refused as refusal:
             if not failed:
                 # A turn that some replica had and failed is counted there: it was not refused.
-                kind, message = refusal.kind, refusal.message
-                self._tell(lambda o: o.on_refused(turn, kind, message, now))
+                self._refused(turn, refusal, now)
             raise
         if new:
             self._models[name] = model
@@ -160,12 +184,14 @@ class Engine:
         self._served[plan] += 1
         ticket = Ticket(self, turn, decision, member, model, depth)
         member.in_flight += 1
+        member.kv_tokens += ticket.kv_tokens
         missing = ticket.missing
         if missing:
             member.pending_tokens += missing
+            member.starting += 1
             if not turn.stream:
                 # The answer's first byte comes after all decoding, so it says nothing of prefill.
-                due = now + member.pending_tokens / _PREFILL_TOKENS_PER_S
+                due = now + member.pending_tokens / member.prefill_tps
                 heappush(member.due, (due, next(self._admitted), ticket))
         if decision.kind is Kind.NEW:
             member.placed_at = now
@@ -175,6 +201,179 @@ class Engine:
             except Exception as error:  # noqa: BLE001 - an observer must never stop routing
                 self._detach(error)
         return ticket
+
+    # --- waiting ------------------------------------------------------------------------------------
+
+    def enter(
+        self,
+        turn: Turn,
+        now: float,
+        *,
+        plan: int = 0,
+        priority: str | None = None,
+        wait_s: float | None = None,
+        size: int = 0,
+    ) -> Ticket | Held:
+        """Choose a replica and count the turn there, or let it wait until one has room. Raises `Refused`.
+
+        `priority`: one of the policy's. `wait_s`: how long its client waits, if less than the policy allows.
+        `size`: bytes of its body. Turns without a prompt to prefill never wait.
+        """
+        rules = self._plans[plan].queue
+        if rules is None or not turn.computes or not turn.chain.hashes:
+            return self.admit(turn, now, plan=plan)
+        if turn.response_id is not None:
+            turn, _ = self._continued(turn)
+        queue = self._queue
+        lead_s = rules.leads_s[priority] if priority is not None else 0.0
+        try:
+            chosen = self._decide(turn, now, plan, (), self._model(turn.model), (now - lead_s, rules.ageing))
+        except Refused as refusal:
+            self._refused(turn, refusal, now)
+            raise
+        decision, member, _ = chosen
+        missing = decision.prompt_tokens - decision.cached_tokens
+        if member.due:
+            member.pass_prefill(now)
+        if member.line is None and member.has_room(rules) and member.has_blocks(decision.prompt_tokens):
+            if queue:
+                queue.served(turn.tenant, missing + TURN_TOKENS)
+            member.sent(missing)
+            return self.admit(turn, now, plan=plan, chosen=chosen)
+        wait_s = rules.wait_s if wait_s is None else min(wait_s, rules.wait_s)
+        held = queue.hold(turn, plan, rules, chosen, now=now, lead_s=lead_s, wait_s=wait_s, size=size)
+        if held is None:
+            full = Refused(
+                ErrorKind.QUEUE_FULL,
+                f"{len(queue)} turns wait for a replica already, as many as the policy lets (queue.max,"
+                " queue.bytes); try again later",
+                retry_after_s=queue.retry_after_s(now),
+            )
+            self._refused(turn, full, now)
+            raise full
+        held.round = self._round
+        if queue.first(member, now) is not held:
+            return held
+        # Those before it do not fit.
+        queue.leave(held, now)
+        queue.served(turn.tenant, held.tokens)
+        member.sent(missing)
+        return self.admit(turn, now, plan=plan, chosen=chosen)
+
+    def dispatch(self, now: float) -> tuple[list[tuple[Held, Ticket]], list[tuple[Held, Refused]]]:
+        """The held turns that go to a replica now, and those that wait no longer and are refused.
+
+        To be called when anything happened that may have made room: a first byte, an end, a report, a change
+        of health, a departure from the queue, or the time of `wake_at`.
+        """
+        queue = self._queue
+        went: list[tuple[Held, Ticket]] = []
+        refused: list[tuple[Held, Refused]] = []
+        retry_after_s = queue.retry_after_s(now)
+        for held in queue.pushed_out():
+            message = "the queue is full, and this turn's tenant has more in it than others; try again later"
+            refusal = Refused(ErrorKind.QUEUE_FULL, message, retry_after_s=retry_after_s)
+            refused.append((held, refusal))
+            self._gave_up(held, WaitEnd.PUSHED_OUT, refusal, now)
+        for held in queue.expired(now):
+            message = f"no replica had room for this turn within {now - held.arrived:.0f} s; try again later"
+            refusal = Refused(ErrorKind.QUEUE_EXPIRED, message, retry_after_s=retry_after_s)
+            refused.append((held, refusal))
+            self._gave_up(held, WaitEnd.EXPIRED, refusal, now)
+        if not queue:
+            return went, refused
+        self._round += 1
+        self._repriced = 0
+        self._unfinished = False
+        for member in queue.members:
+            if self._members.get(member.id) is not member or not member.takes_turns():
+                self._reprice(queue.standing(member), now, refused)
+        idle = any(member.line is None and not member.pending_tokens for member in self._ordered)
+        self._reprice(queue.longest_unpriced(_REPRICED_IDLE if idle else _REPRICED), now, refused)
+        todo = deque(queue.members)
+        while todo:
+            member = todo.popleft()
+            if member.due:
+                member.pass_prefill(now)
+            pending = member.pending_tokens
+            sent = False
+            while (following := queue.first(member, now)) is not None:
+                held = following
+                if held.round != self._round:
+                    if self._repriced >= _REPRICED_MOST:
+                        self._unfinished = True
+                        break
+                    todo.extend(self._reprice((held,), now, refused))
+                    continue
+                if not sent:
+                    sent = True
+                    member.horizon.refill(pending)
+                queue.leave(held, now)
+                queue.served(held.turn.tenant, held.tokens)
+                went.append((held, self._send(held, now)))
+        return went, refused
+
+    def leave(self, held: Held, now: float) -> None:
+        """The client of a held turn has gone. Nothing happens where it waits no longer."""
+        if self._queue.leave(held, now):
+            turn, waited_s = held.turn, now - held.arrived
+            self._tell(lambda o: o.on_waited(turn, waited_s, WaitEnd.LEFT))
+
+    def wake_at(self, now: float) -> float | None:
+        """When `dispatch` may have something to do although nothing happens; `None` = never."""
+        if self._unfinished:
+            return now
+        at = self._queue.wake_at()
+        for member in self._queue.members:
+            if member.due and at is not None:
+                at = min(at, member.due[0][0])
+        return at
+
+    @property
+    def held(self) -> int:
+        """Turns that wait."""
+        return len(self._queue)
+
+    def _send(self, held: Held, now: float) -> Ticket:
+        decision, member, depth = held.chosen
+        turn, waited_s = held.turn, now - held.arrived
+        member.sent(decision.prompt_tokens - decision.cached_tokens)
+        decision = decision._replace(at=now, waited_s=waited_s)
+        self._tell(lambda o: o.on_waited(turn, waited_s, WaitEnd.DISPATCHED))
+        return self.admit(turn, now, plan=held.plan, chosen=(decision, member, depth))
+
+    def _reprice(
+        self, turns: Iterable[Held], now: float, refused: list[tuple[Held, Refused]]
+    ) -> list[Member]:
+        """Decide anew where they would go. Returns the replicas whose lines they changed to."""
+        queue = self._queue
+        joined = []
+        for held in turns:
+            turn, before = held.turn, held.chosen[1]
+            held.round = self._round
+            self._repriced += 1
+            try:
+                with queue.aside(held):
+                    held.chosen = self._decide(
+                        turn, now, held.plan, (), self._model(turn.model), (held.since, held.rules.ageing)
+                    )
+            except Refused as refusal:
+                queue.leave(held, now)
+                refused.append((held, refusal))
+                self._gave_up(held, WaitEnd.NO_REPLICA, refusal, now)
+            else:
+                if held.chosen[1] is not before:
+                    joined.append(held.chosen[1])
+        return joined
+
+    def _gave_up(self, held: Held, end: WaitEnd, refusal: Refused, now: float) -> None:
+        turn, waited_s = held.turn, now - held.arrived
+        self._tell(lambda o: o.on_waited(turn, waited_s, end))
+        self._refused(turn, refusal, now)
+
+    def _refused(self, turn: Turn, refusal: Refused, now: float) -> None:
+        kind, message = refusal.kind, refusal.message
+        self._tell(lambda o: o.on_refused(turn, kind, message, now))
 
     def decide(self, turn: Turn, now: float, *, plan: int = 0) -> Decision:
         """What `admit` would choose, without counting anything. Raises `Refused`.
@@ -227,11 +426,20 @@ class Engine:
         return turn._replace(session=stored.session), name
 
     def _decide(
-        self, turn: Turn, now: float, plan_index: int, failed: tuple[ReplicaId, ...], model: Model
-    ) -> tuple[Decision, Member, int]:
-        """The decision, its replica, and how many leading segments are believed to lie there."""
+        self,
+        turn: Turn,
+        now: float,
+        plan_index: int,
+        failed: tuple[ReplicaId, ...],
+        model: Model,
+        rank: Rank | None = None,
+    ) -> Chosen:
+        """The decision, its replica, and how many leading segments are believed to lie there.
+
+        `rank`: of a turn that may wait; `None` for one that does not.
+        """
         plan = self._plans[plan_index]
-        view, depths = self._look(turn, now, plan_index, self._eligible(turn, now, failed), model)
+        view, depths = self._look(turn, now, plan_index, self._eligible(turn, now, failed), model, rank)
         pinned = self._pinned(turn, view) if turn.response_id is not None else None
         choice = pinned if pinned is not None else plan.strategy.choose(turn, view, self._rng)
         chosen, reason, prices = choice
@@ -343,7 +551,13 @@ class Engine:
         )
 
     def _look(
-        self, turn: Turn, now: float, plan_index: int, members: list[Member], model: Model
+        self,
+        turn: Turn,
+        now: float,
+        plan_index: int,
+        members: list[Member],
+        model: Model,
+        rank: Rank | None,
     ) -> tuple[FleetView, dict[int, int]]:
         """The frozen view for one turn, and how deep each shelf holds its prompt. Raises `Refused` where all
         are over a hard limit."""
@@ -384,7 +598,7 @@ class Engine:
             most = int(_AUTO_RELATIVE * sum(in_flights) / len(members)) + _AUTO_ABSOLUTE
         else:
             most = limit - 1
-            if min(in_flights) > most:
+            if min(in_flights) > most and rank is None:
                 raise Refused(
                     ErrorKind.OVERLOADED,
                     f"every replica for this turn is at the policy's limit of {limit} turns in flight",
@@ -413,6 +627,13 @@ class Engine:
                 trust = member.delivery.trust
                 if trust != 1.0:
                     cached = int(cached * trust)
+            free = member.kv_free
+            line = member.line
+            held = ahead = 0
+            if line is not None:
+                held = line.tokens
+                if rank is not None:
+                    ahead = line.ahead(due_at(*rank, member, prompt_tokens - cached, prompt_tokens))
             candidates.append(
                 make_candidate(
                     (
@@ -426,6 +647,9 @@ class Engine:
                         member.failures_lately(now) if member.failing else 0.0,
                         member.placed_at,
                         over,
+                        None if free is None else int(free) - member.kv_tokens,
+                        held,
+                        ahead,
                     )
                 )
             )
@@ -515,6 +739,9 @@ class Engine:
         """The ticket is over. For the ticket to call."""
         turn, member = ticket.turn, ticket.member
         member.in_flight -= 1
+        member.kv_tokens -= ticket.kv_tokens
+        if ticket.ttft_s is not None and turn.stream:
+            member.replied(now - ticket.began - ticket.ttft_s)
         if outcome in FAILURES:
             self._failed(ticket, outcome, now)
         elif (member.failing or not member.well) and outcome not in NEUTRAL and self._still_has(ticket):

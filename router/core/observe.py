@@ -46,6 +46,20 @@ NEUTRAL = frozenset({Outcome.CANCELLED, Outcome.SHORTAGE, Outcome.OVER_LIMIT})
 """Outcomes that say nothing of the replica."""
 
 
+class WaitEnd(StrEnum):
+    """How a wait in the queue ended."""
+
+    DISPATCHED = "dispatched"
+    EXPIRED = "expired"
+    """Refused: it had waited as long as the policy, or its client, allows."""
+    PUSHED_OUT = "pushed_out"
+    """Refused: the queue was full, and another tenant had less in it."""
+    NO_REPLICA = "no_replica"
+    """Refused: no replica is left that could have it."""
+    LEFT = "left"
+    """The client went away."""
+
+
 class Usage(NamedTuple):
     """Token counts as the replica reported them. `None` = not reported."""
 
@@ -85,6 +99,8 @@ class Observer(Protocol):
 
     def on_refused(self, turn: Turn, kind: ErrorKind, message: str, now: float) -> None: ...
 
+    def on_waited(self, turn: Turn, waited_s: float, end: WaitEnd) -> None: ...
+
     def on_ended(self, ended: Ended) -> None: ...
 
     def on_health(self, change: HealthChange) -> None: ...
@@ -102,6 +118,8 @@ class Silent:
     def on_decision(self, turn: Turn, decision: Decision) -> None: ...
 
     def on_refused(self, turn: Turn, kind: ErrorKind, message: str, now: float) -> None: ...
+
+    def on_waited(self, turn: Turn, waited_s: float, end: WaitEnd) -> None: ...
 
     def on_ended(self, ended: Ended) -> None: ...
 

@@ -4,6 +4,7 @@ All durations are seconds, all sizes tokens or bytes as named. Nothing here is o
 has the meaning that its line gives.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from router.core.decide import Strategy
@@ -54,6 +55,27 @@ class Retry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QueueRules:
+    """How turns wait in the router."""
+
+    ageing: float = 0.02
+    """Seconds of work that a second of waiting makes up for, above 0."""
+    horizon_s: float | None = None
+    """Seconds of prefill that may be on their way to a replica; `None` = learned."""
+    in_flight: int | None = None
+    """Turns of ours at one replica at once; `None` = no limit."""
+    most: int = 4096
+    """Turns held at once."""
+    most_bytes: int = 2**30
+    """Bytes of the bodies of all turns held."""
+    wait_s: float = 300.0
+    """A turn that was held for this long is refused."""
+    leads_s: Mapping[str, float] = field(default_factory=dict)
+    """Priorities that a client may ask for: by how many seconds longer such a turn counts as having waited,
+    below 0 for less long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """One policy in force."""
 
@@ -62,6 +84,8 @@ class Plan:
     session: SessionRules = field(default_factory=SessionRules)
     overload: Overload = field(default_factory=Overload)
     retry: Retry = field(default_factory=Retry)
+    queue: QueueRules | None = None
+    """`None` = turns are dispatched at once and wait in the replica."""
     vnodes: int = 160
     """Virtual nodes a replica on the ring."""
     refuse_reserved: bool = False

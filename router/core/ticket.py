@@ -34,6 +34,7 @@ class Ticket:
         "decision",
         "depth",
         "epoch",
+        "kv_tokens",
         "member",
         "missing",
         "model",
@@ -56,6 +57,8 @@ class Ticket:
         missing = decision.prompt_tokens - decision.cached_tokens
         self.missing = missing if missing > 0 and turn.computes else 0
         """Prompt tokens that the replica has yet to prefill."""
+        self.kv_tokens = decision.prompt_tokens if turn.computes else 0
+        """Prompt tokens whose KV it holds there."""
         self._open = True
         self.began = decision.at
         """When the turn was first given to a replica: to an earlier one, where that failed it."""
@@ -83,5 +86,7 @@ class Ticket:
 
     def prefilled(self) -> None:
         """The replica has computed the prompt."""
-        self.member.pending_tokens -= self.missing
-        self.missing = 0
+        if self.missing:
+            self.member.pending_tokens -= self.missing
+            self.member.starting -= 1
+            self.missing = 0

@@ -22,6 +22,8 @@ _SHAPES: Final = {
     ErrorKind.NO_REPLICAS: _Shape(503, "service_unavailable", "overloaded_error"),
     ErrorKind.NONE_HEALTHY: _Shape(503, "service_unavailable", "overloaded_error"),
     ErrorKind.OVERLOADED: _Shape(429, "rate_limit_error", "rate_limit_error"),
+    ErrorKind.QUEUE_FULL: _Shape(429, "rate_limit_error", "rate_limit_error"),
+    ErrorKind.QUEUE_EXPIRED: _Shape(429, "rate_limit_error", "rate_limit_error"),
     ErrorKind.PINNED_GONE: _Shape(503, "service_unavailable", "overloaded_error"),
     ErrorKind.UPSTREAM_FAILED: _Shape(502, "upstream_error", "api_error"),
     ErrorKind.UPSTREAM_TIMEOUT: _Shape(504, "upstream_timeout", "timeout_error"),

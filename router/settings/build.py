@@ -2,7 +2,7 @@
 
 from router.base.ids import ReplicaId
 from router.core.fleet import ReplicaSpec
-from router.core.plan import Overload, Plan, Retry, SessionRules
+from router.core.plan import Overload, Plan, QueueRules, Retry, SessionRules
 from router.settings.config import RouterConfig
 from router.settings.load import Loaded
 from router.settings.policy import Policy
@@ -33,6 +33,17 @@ def build_plan(policy: Policy) -> Plan:
             after_death=policy.retry.after_death,
             budget=policy.retry.budget,
         ),
+        queue=QueueRules(
+            ageing=policy.queue.ageing,
+            horizon_s=policy.queue.horizon,
+            in_flight=policy.overload.in_flight,
+            most=policy.queue.max,
+            most_bytes=policy.queue.bytes,
+            leads_s=policy.queue.priorities,
+            wait_s=policy.queue.wait,
+        )
+        if policy.queue.order == "least-missing"
+        else None,
         vnodes=policy.place.vnodes,
         refuse_reserved=policy.reserved == "refuse",
     )

@@ -184,6 +184,16 @@ def _duration_or_auto(value: Any) -> float | None:
     return None if value == "auto" else parse_duration(value)
 
 
+def _signed_duration(value: Any) -> float:
+    if isinstance(value, str) and value.startswith("-"):
+        return -parse_duration(value[1:])
+    return parse_duration(value)
+
+
+def _shown_signed(seconds: float) -> str:
+    return f"-{format_duration(-seconds)}" if seconds < 0 else format_duration(seconds)
+
+
 def _positive(value: float) -> float:
     if value <= 0:
         raise ValueError("must be more than 0")
@@ -239,6 +249,14 @@ DurationOrAuto = Annotated[
     WithJsonSchema(_or_auto(_DURATION_SCHEMA)),
 ]
 """Seconds; `None` = `auto`."""
+
+SignedDuration = Annotated[
+    float,
+    PlainValidator(_signed_duration),
+    PlainSerializer(_shown_signed),
+    WithJsonSchema(_DURATION_SCHEMA | {"pattern": r"^-?[0-9]+(\.[0-9]+)?(ms|s|m|h|d)$"}),
+]
+"""Seconds; written `150ms`, `-5m` or `0`."""
 
 Size = Annotated[
     int,

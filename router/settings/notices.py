@@ -34,11 +34,6 @@ CONFIG: Final[Sequence[Unused]] = (
 )
 POLICY: Final[Sequence[Unused]] = (
     Unused(("price",), "has no effect in this version: later turns go home unless home is over a limit"),
-    Unused(
-        ("queue", "order"),
-        "least-missing has no effect in this version: turns are dispatched at once (order: engine)",
-        lambda value: value == "least-missing",
-    ),
 )
 
 

@@ -8,8 +8,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, JsonValue, model_validator
 
 from router.core.plan import Overload as OverloadDefaults
+from router.core.plan import QueueRules, SessionRules
 from router.core.plan import Retry as RetryDefaults
-from router.core.plan import SessionRules
 from router.settings.fields import (
     BodyField,
     CountOrAuto,
@@ -19,9 +19,12 @@ from router.settings.fields import (
     HeaderName,
     Model,
     Name,
+    SignedDuration,
+    Size,
 )
 
 _SESSION = SessionRules()
+_QUEUE = QueueRules()
 _OVERLOAD = OverloadDefaults()
 _RETRY = RetryDefaults()
 
@@ -81,13 +84,19 @@ class Price(Model):
 
 
 class Queue(Model):
-    """How turns wait. This version dispatches at once, whatever the order says."""
+    """How turns wait: in the replicas, first come first served, or here, least missing work first."""
 
     order: Literal["engine", "least-missing"] = "engine"
-    ageing: Annotated[float, Field(ge=0)] = 0.02
-    horizon: DurationOrAuto = None
-    max: Annotated[int, Field(ge=1)] = 4096
-    wait: Duration = 300.0
+    ageing: Annotated[float, Field(ge=0.001, le=1000)] = _QUEUE.ageing
+    """Seconds of work that a second of waiting makes up for."""
+    horizon: DurationOrAuto = _QUEUE.horizon_s
+    """Prefill that may be on its way to a replica."""
+    max: Annotated[int, Field(ge=1)] = _QUEUE.most
+    bytes: Size = _QUEUE.most_bytes
+    """Of the bodies of turns that wait."""
+    wait: Duration = _QUEUE.wait_s
+    priorities: dict[Name, SignedDuration] = Field(default_factory=dict)
+    """By how much longer than it did a turn of each priority counts as having waited; `-` for less."""
 
 
 class Overload(Model):

@@ -12,13 +12,15 @@ from typing import Final
 from router.base.errors import ErrorKind
 from router.base.ids import ReplicaId, SessionKey
 from router.core.decide import Decision, Kind
-from router.core.observe import Ended, HealthChange, Outcome
+from router.core.observe import Ended, HealthChange, Outcome, WaitEnd
 from router.core.request import Turn
 from router.telemetry.histogram import Histogram
 
 # From a warm short prompt to a cold long one behind a queue.
 TTFT_BOUNDS_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 DURATION_BOUNDS_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+# From a round trip to the longest that any policy should let a turn wait.
+WAIT_BOUNDS_S: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
 # 0 has a bucket of its own: the prediction was right to the token. 16 and 64 are common block sizes.
 ERROR_BOUNDS_TOKENS: Final = (0.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0)
 
@@ -72,13 +74,15 @@ class ReplicaCounts:
 class Counters:
     """An `Observer`. Read its fields at any time; change them through the observer's methods only."""
 
-    __slots__ = ("duration", "moves", "prediction_error", "refused", "replicas", "ttft")
+    __slots__ = ("duration", "moves", "prediction_error", "refused", "replicas", "ttft", "waits")
 
     def __init__(self) -> None:
         self.replicas: dict[ReplicaId, ReplicaCounts] = {}
         self.refused: defaultdict[ErrorKind, int] = defaultdict(int)
         self.moves = 0
         self.ttft = {kind: Histogram(TTFT_BOUNDS_S) for kind in Kind}
+        self.waits = {end: Histogram(WAIT_BOUNDS_S) for end in WaitEnd}
+        """Of turns that the router held, by how their wait ended."""
         self.duration = Histogram(DURATION_BOUNDS_S)
         """Of turns that completed, dispatch to end."""
         self.prediction_error = Histogram(ERROR_BOUNDS_TOKENS)
@@ -92,6 +96,9 @@ class Counters:
 
     def on_refused(self, turn: Turn, kind: ErrorKind, message: str, now: float) -> None:
         self.refused[kind] += 1
+
+    def on_waited(self, turn: Turn, waited_s: float, end: WaitEnd) -> None:
+        self.waits[end].add(waited_s)
 
     def on_ended(self, ended: Ended) -> None:
         _, decision, outcome, usage, ttft_s, duration_s, _ = ended

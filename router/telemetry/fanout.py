@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from router.base.errors import ErrorKind
 from router.base.ids import ReplicaId, SessionKey
 from router.core.decide import Decision
-from router.core.observe import Ended, HealthChange, Observer, Silent
+from router.core.observe import Ended, HealthChange, Observer, Silent, WaitEnd
 from router.core.request import Turn
 
 _log = logging.getLogger(__name__)
@@ -55,6 +55,9 @@ class Fanout:
 
     def on_refused(self, turn: Turn, kind: ErrorKind, message: str, now: float) -> None:
         self._tell(lambda observer: observer.on_refused(turn, kind, message, now))
+
+    def on_waited(self, turn: Turn, waited_s: float, end: WaitEnd) -> None:
+        self._tell(lambda observer: observer.on_waited(turn, waited_s, end))
 
     def on_health(self, change: HealthChange) -> None:
         self._tell(lambda observer: observer.on_health(change))

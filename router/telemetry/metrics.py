@@ -165,6 +165,12 @@ def _turns(build: Builder, counters: Counters) -> list[Metric]:
             [({"kind": kind.value}, spread) for kind, spread in counters.ttft.items() if spread.count],
         ),
         build.histogram(
+            "homing_queue_wait_seconds",
+            "Time that turns were held in the router, by how it ended.",
+            "s",
+            [({"end": end.value}, spread) for end, spread in counters.waits.items() if spread.count],
+        ),
+        build.histogram(
             "homing_turn_duration_seconds",
             "Dispatch to end of turns that completed.",
             "s",

@@ -18,6 +18,7 @@ from router.core.engine import Engine
 from router.core.fleet import ModelCard, ReplicaSpec, Report
 from router.core.observe import Outcome, Silent, Usage
 from router.core.plan import Plan
+from router.core.queue import Held
 from router.core.request import Turn
 from router.core.ticket import Ticket
 from router.simulator.model import EngineModel, Finished, FirstToken, Job
@@ -29,7 +30,7 @@ REPORT_EVERY_S: Final = 1.0
 
 # What happens at one instant happens in this order: requests that come at once share a step, and a report
 # shows what the step has done.
-_ARRIVAL, _WAKE, _REPORT = range(3)
+_ARRIVAL, _WAKE, _REPORT, _DISPATCH = range(4)
 
 
 class _Watcher(Silent):
@@ -88,7 +89,11 @@ class FleetReplay:
         self._replicas = {
             replica.id: replica for replica in (_Replica(n, replicas, settings) for n in range(replicas))
         }
-        self._agenda: list[tuple[float, int, int, Player | _Replica]] = []
+        self._held: dict[Held, Player] = {}
+        """Turns that wait in the router, and whose they are."""
+        self._dispatch_at: float | None = None
+        """When the router is to look after them although nothing happened; other times are out of date."""
+        self._agenda: list[tuple[float, int, int, Player | _Replica | None]] = []
         self._order = count()
         self._numbers = count()
         self._engine.set_replicas([ReplicaSpec(name, f"http://{name}:8000") for name in self._replicas], 0.0)
@@ -107,6 +112,10 @@ class FleetReplay:
             now, kind, _, subject = heappop(agenda)
             if isinstance(subject, Player):
                 self._arrive(subject, now)
+            elif subject is None:
+                if self._dispatch_at == now:
+                    self._dispatch_at = None
+                    self._dispatch(now)
             elif kind == _WAKE:
                 if subject.due == now:
                     self._wake(subject, now)
@@ -115,7 +124,7 @@ class FleetReplay:
         self.measured.prefilled = [r.model.counters.computed_tokens for r in self._replicas.values()]
         return self.measured
 
-    def _push(self, at: float, kind: int, subject: "Player | _Replica") -> None:
+    def _push(self, at: float, kind: int, subject: "Player | _Replica | None") -> None:
         heappush(self._agenda, (at, kind, next(self._order), subject))
 
     def _arrive(self, player: Player, now: float) -> None:
@@ -133,12 +142,39 @@ class FleetReplay:
             parent=player.script.parent,
         )
         try:
-            ticket = self._engine.admit(turn, now)
+            entered = self._engine.enter(turn, now)
         except Refused:
             self.measured.refused += 1
             return
         for agent in player.started():
             self._push(agent.began, _ARRIVAL, agent)
+        if isinstance(entered, Held):
+            self._held[entered] = player
+        else:
+            self._submit(player, entered, now)
+        self._set_dispatch(now)
+
+    def _dispatch(self, now: float) -> None:
+        """Let turns go that waited in the router for what has just happened."""
+        if not self._held:
+            return
+        went, refused = self._engine.dispatch(now)
+        for held, _ in refused:
+            del self._held[held]
+            self.measured.refused += 1
+        for held, ticket in went:
+            self._submit(self._held.pop(held), ticket, now)
+        self._set_dispatch(now)
+
+    def _set_dispatch(self, now: float) -> None:
+        at = self._engine.wake_at(now) if self._held else None
+        if at != self._dispatch_at:
+            self._dispatch_at = at
+            if at is not None:
+                self._push(at, _DISPATCH, None)
+
+    def _submit(self, player: Player, ticket: Ticket, now: float) -> None:
+        step = player.step
         replica = self._replicas[ticket.decision.replica]
         name = str(next(self._numbers))
         replica.running[name] = _Running(player, ticket)
@@ -168,7 +204,7 @@ class FleetReplay:
                 running = replica.running[event.id]
                 running.cached_tokens = event.cached_tokens
                 running.ticket.first_byte(event.at)
-                measured.ttft_s.append(event.ttft_s)
+                measured.ttft_s.append(event.at - running.player.arrived)
                 measured.prompt_tokens += running.player.step.prompt_tokens
                 measured.cached_tokens += event.cached_tokens
             elif isinstance(event, Finished):
@@ -178,6 +214,7 @@ class FleetReplay:
                 running.ticket.end(Outcome.COMPLETED, event.at, usage)
                 self._answered(running.player, event.at)
         self._set_wake(replica, now)
+        self._dispatch(now)
 
     def _answered(self, player: Player, now: float) -> None:
         following = player.answered(now)
@@ -188,6 +225,7 @@ class FleetReplay:
 
     def _look(self, replica: _Replica, now: float) -> None:
         self._report(replica, now)
+        self._dispatch(now)
         replica.watched = replica.model.in_flight > 0
         if replica.watched:
             self._push(now + REPORT_EVERY_S, _REPORT, replica)
