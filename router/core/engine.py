@@ -47,8 +47,9 @@ _UNKNOWN_CAPACITY_TOKENS: Final = 600_000
 _REPRICED: Final = 4
 _REPRICED_IDLE: Final = 16
 
-# More than this many are not priced in one go: the rest is seen to at once, but after what else is due.
+# More than this many are not priced in one go, and the rest after a moment for what else there is to do.
 _REPRICED_MOST: Final = 48
+_RESUMED_AFTER_S: Final = 0.005
 
 # Models a fleet serves, adapters included. Beyond it, those used longest ago are learned again.
 _MAX_MODELS: Final = 1024
@@ -96,11 +97,10 @@ class Engine:
         self._ready: dict[str, list[Member]] = {}
         self._rings: dict[int, Ring] = {}
         self._queue = TurnQueue()
-        self._round = 0
         self._repriced = 0
-        """Turns priced anew in this round."""
+        """Held turns priced anew in this round of dispatching, or the last."""
         self._unfinished = False
-        """It ended before all that was to be done."""
+        """It ended before all was done."""
         self._expire_at = 0.0
         self._epochs = count()
         self._admitted = count()
@@ -222,12 +222,13 @@ class Engine:
         rules = self._plans[plan].queue
         if rules is None or not turn.computes or not turn.chain.hashes:
             return self.admit(turn, now, plan=plan)
+        name = turn.model
         if turn.response_id is not None:
-            turn, _ = self._continued(turn)
+            turn, name = self._continued(turn)
         queue = self._queue
         lead_s = rules.leads_s[priority] if priority is not None else 0.0
         try:
-            chosen = self._decide(turn, now, plan, (), self._model(turn.model), (now - lead_s, rules.ageing))
+            chosen = self._decide(turn, now, plan, (), self._model(name), (now - lead_s, rules.ageing))
         except Refused as refusal:
             self._refused(turn, refusal, now)
             raise
@@ -251,7 +252,6 @@ class Engine:
             )
             self._refused(turn, full, now)
             raise full
-        held.round = self._round
         if queue.first(member, now) is not held:
             return held
         # Those before it do not fit.
@@ -282,7 +282,6 @@ class Engine:
             self._gave_up(held, WaitEnd.EXPIRED, refusal, now)
         if not queue:
             return went, refused
-        self._round += 1
         self._repriced = 0
         self._unfinished = False
         for member in queue.members:
@@ -299,7 +298,7 @@ class Engine:
             sent = False
             while (following := queue.first(member, now)) is not None:
                 held = following
-                if held.round != self._round:
+                if held.priced_at != now:
                     if self._repriced >= _REPRICED_MOST:
                         self._unfinished = True
                         break
@@ -321,9 +320,9 @@ class Engine:
 
     def wake_at(self, now: float) -> float | None:
         """When `dispatch` may have something to do although nothing happens; `None` = never."""
-        if self._unfinished:
-            return now
         at = self._queue.wake_at()
+        if self._unfinished and at is not None:
+            return min(at, now + _RESUMED_AFTER_S)
         for member in self._queue.members:
             if member.due and at is not None:
                 at = min(at, member.due[0][0])
@@ -350,12 +349,13 @@ class Engine:
         joined = []
         for held in turns:
             turn, before = held.turn, held.chosen[1]
-            held.round = self._round
+            name = self._continued(turn)[1] if turn.response_id is not None else turn.model
+            held.priced_at = now
             self._repriced += 1
             try:
                 with queue.aside(held):
                     held.chosen = self._decide(
-                        turn, now, held.plan, (), self._model(turn.model), (held.since, held.rules.ageing)
+                        turn, now, held.plan, (), self._model(name), (held.since, held.rules.ageing)
                     )
             except Refused as refusal:
                 queue.leave(held, now)

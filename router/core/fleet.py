@@ -58,3 +58,9 @@ class ReplicaStatus(NamedTuple):
     restarts: int
     trust: float
     """Cached tokens that it delivers for each one that it is believed to hold, 0 … 1 in eighths."""
+    held: int
+    """Turns that wait in the router to go there."""
+    free_tokens: int | None
+    """KV neither in use nor spoken for."""
+    horizon_tokens: int
+    """Prefill that may be on its way there before turns wait, as learned."""

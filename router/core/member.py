@@ -281,4 +281,7 @@ class Member:
             recent_failures=self.health.recent_failures(now),
             restarts=self.restarts,
             trust=self.delivery.trust,
+            held=len(self.line) if self.line is not None else 0,
+            free_tokens=int(self.kv_free) - self.kv_tokens if self.kv_free is not None else None,
+            horizon_tokens=int(self.horizon.tokens),
         )

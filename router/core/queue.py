@@ -56,7 +56,7 @@ class Held:
         "deadline",
         "due",
         "plan",
-        "round",
+        "priced_at",
         "rules",
         "serial",
         "since",
@@ -91,8 +91,7 @@ class Held:
         self.size = size
         self.serial = serial
         self.waiting = False
-        self.round = -1
-        """The round of dispatching in which it was last priced."""
+        self.priced_at = now
         self.tokens = 0
         """Missing at its tentative replica, and what any turn costs."""
         self.due = 0.0
@@ -283,12 +282,21 @@ class TurnQueue:
             self._join(held)
 
     def served(self, tenant: TenantId, tokens: int) -> None:
-        """A tenant's turn goes to a replica while others wait: it counts towards its tenant's share."""
+        """A tenant's turn goes to a replica while others wait: it counts towards its tenant's share.
+
+        Nothing is carried over from one time that turns wait to the next.
+        """
+        if not self._held:
+            self._done.clear()
+            self._clock = 0.0
+            return
         begins = max(self._clock, self._done.get(tenant, 0.0))
         self._clock = begins
         self._done[tenant] = begins + tokens
         if len(self._done) > _MAX_TENANTS + len(self._shares):
-            self._done = {name: done for name, done in self._done.items() if done > begins}
+            # Half of them begin anew from where the others are.
+            self._clock = sorted(self._done.values())[len(self._done) // 2]
+            self._done = {name: done for name, done in self._done.items() if done > self._clock}
 
     def _join(self, held: Held) -> None:
         member = held.chosen[1]

@@ -15,6 +15,7 @@ def bill(decision: Decision) -> dict[str, object]:
         "reason": decision.reason,
         "policy": decision.policy,
         "attempt": decision.attempt,
+        "waited_ms": round(decision.waited_s * 1000.0, 3),
         "home": decision.home,
         "prompt_tokens": decision.prompt_tokens,
         "predicted_cached_tokens": decision.cached_tokens,
@@ -30,6 +31,9 @@ def bill(decision: Decision) -> dict[str, object]:
                 "foreign": candidate.foreign,
                 "recent_failures": candidate.recent_failures,
                 "over": candidate.over,
+                "free_tokens": candidate.free_tokens,
+                "held_tokens": candidate.held_tokens,
+                "ahead_tokens": candidate.ahead_tokens,
             }
             for candidate, price in zip(decision.candidates, prices, strict=True)
         ],

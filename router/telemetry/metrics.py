@@ -320,6 +320,19 @@ def _replica_state(build: Builder, replicas: tuple[ReplicaStatus, ...]) -> list[
             "{token}",
             lambda r: r.pending_tokens,
         ),
+        gauge("held", "Turns that wait in the router to go to a replica.", "{turn}", lambda r: r.held),
+        gauge(
+            "free_tokens",
+            "Tokens of a replica's KV that are neither in use nor spoken for; absent where unknown.",
+            "{token}",
+            lambda r: r.free_tokens,
+        ),
+        gauge(
+            "horizon_tokens",
+            "Tokens to prefill that may be on their way to a replica before turns wait in the router.",
+            "{token}",
+            lambda r: r.horizon_tokens,
+        ),
         gauge("sessions", "Living sessions at home on a replica.", "{session}", lambda r: r.sessions),
         gauge(
             "working_set_tokens",

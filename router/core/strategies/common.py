@@ -151,7 +151,8 @@ def least_loaded(turn: Turn, view: FleetView, candidates: Sequence[Candidate]) -
 
 
 def footprints(candidates: Sequence[Candidate]) -> list[float]:
-    """Tokens of KV that each replica is bound to hold: its living sessions, and what is on its way there.
+    """Tokens of KV that each replica is bound to hold: its living sessions, and what is on its way there or
+    waits to go there.
 
     What is on its way makes a burst count before any of it was answered. Where every candidate reports
     its capacity, the figures are scaled to a replica of mean capacity; where one does not, capacities are
@@ -162,7 +163,7 @@ def footprints(candidates: Sequence[Candidate]) -> list[float]:
     capacities: list[int] = []
     failing = False
     for c in candidates:
-        held.append(c.working_set_tokens + c.pending_tokens)
+        held.append(c.working_set_tokens + c.pending_tokens + c.held_tokens)
         if c.capacity_tokens:
             capacities.append(c.capacity_tokens)
         if c.recent_failures >= _LATELY:

@@ -42,6 +42,9 @@ def replica(
         recent_failures=0.25,
         restarts=1,
         trust=0.875,
+        held=5,
+        free_tokens=300_000,
+        horizon_tokens=8192,
     )
 
 
@@ -213,6 +216,9 @@ async def test_replicas_are_shown_with_all_that_is_known_and_null_for_what_is_no
             "recent_failures": 0.25,
             "restarts": 1,
             "trust": 0.875,
+            "held": 5,
+            "free_tokens": 300_000,
+            "horizon_tokens": 8192,
         }
 
 

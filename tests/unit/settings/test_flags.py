@@ -61,7 +61,7 @@ def test_flags_set_addresses_and_the_policy():
 def test_the_notices_of_the_users_own_policy_come_along(tmp_path):
     own = tmp_path / "own.yaml"
     own.write_text(shipped_policies()["home"].read_text())
-    assert len(config_from_flags([], str(own)).notices) == 2
+    assert len(config_from_flags([], str(own)).notices) == 1
     assert config_from_flags([], "home").notices == ()
 
 

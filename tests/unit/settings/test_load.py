@@ -42,9 +42,6 @@ overload: {in_flight: auto, kv_usage: 0.98}
 """  # noqa: E501
 
 NO_PRICE = "price: has no effect in this version: later turns go home unless home is over a limit"
-NO_ORDER = (
-    "queue.order: least-missing has no effect in this version: turns are dispatched at once (order: engine)"
-)
 
 
 @pytest.fixture
@@ -95,7 +92,6 @@ def test_the_designed_files_load_as_they_are(folder):
         "what is cached is known from the router's own bookkeeping",
         "config/router.yaml:12: telemetry.trace_sample: has no effect in this version: no traces are sent",
         f"policies/home.yaml:7: {NO_PRICE}",
-        f"policies/home.yaml:11: {NO_ORDER}",
     )
 
 

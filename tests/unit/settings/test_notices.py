@@ -16,7 +16,11 @@ def of_config(text: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "text",
-    ["strategy: priced\n", "queue: {order: engine}\n", "strategy: priced\nplace: {bound: {relative: 2}}\n"],
+    [
+        "strategy: priced\n",
+        "queue: {order: least-missing}\n",
+        "strategy: priced\nplace: {bound: {relative: 2}}\n",
+    ],
 )
 def test_a_policy_without_keys_of_later_versions_has_no_notices(text):
     assert of_policy(text) == []
@@ -28,11 +32,6 @@ def test_a_policy_without_keys_of_later_versions_has_no_notices(text):
         (
             "a: 1\nprice: {move: 0}\n",
             "p.yaml:2: price: has no effect in this version: later turns go home unless home is over a limit",
-        ),
-        (
-            "queue:\n  order: least-missing\n",
-            "p.yaml:2: queue.order: least-missing has no effect in this version: "
-            "turns are dispatched at once (order: engine)",
         ),
         (
             "strategy: ring\nplace:\n  bound: {relative: 2}\n",

@@ -16,6 +16,7 @@ def test_a_bill_names_every_option_with_its_price(decided: Callable[..., Decisio
         "reason": "owner on the ring",
         "policy": "home",
         "attempt": 0,
+        "waited_ms": 0.0,
         "home": "a",
         "prompt_tokens": 120,
         "predicted_cached_tokens": 100,
@@ -32,6 +33,9 @@ def test_a_bill_names_every_option_with_its_price(decided: Callable[..., Decisio
             "foreign": 0.5,
             "recent_failures": 0.0,
             "over": None,
+            "free_tokens": None,
+            "held_tokens": 0,
+            "ahead_tokens": 0,
         }
         for name, price, cached in (("a", 1.5, 0), ("b", 2.5, 1))
     ]

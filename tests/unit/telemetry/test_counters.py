@@ -5,7 +5,7 @@ import pytest
 from router.base.errors import ErrorKind
 from router.base.ids import ReplicaId, SessionKey
 from router.core.decide import Decision, Kind
-from router.core.observe import Ended, HealthChange, Outcome, Usage
+from router.core.observe import Ended, HealthChange, Outcome, Usage, WaitEnd
 from router.core.request import Turn
 from router.telemetry import counters as counters_module
 from router.telemetry.counters import Counters, ReplicaCounts
@@ -92,6 +92,16 @@ def test_the_prediction_error_does_not_depend_on_its_direction(decided: Decided,
     counters.on_ended(ended(decided(cached_tokens=0), usage=Usage(150, 0, 30)))
     counters.on_ended(ended(decided(cached_tokens=30), usage=Usage(150, 0, 0)))
     assert (counters.prediction_error.count, counters.prediction_error.total) == (2, 60.0)
+
+
+def test_waits_are_spread_by_how_they_ended(turn: Turn) -> None:
+    counters = Counters()
+    counters.on_waited(turn, 0.75, WaitEnd.DISPATCHED)
+    counters.on_waited(turn, 2.0, WaitEnd.DISPATCHED)
+    counters.on_waited(turn, 300.0, WaitEnd.EXPIRED)
+    assert counters.waits[WaitEnd.DISPATCHED].total == 2.75
+    assert counters.waits[WaitEnd.EXPIRED].count == 1
+    assert counters.waits[WaitEnd.LEFT].count == 0
 
 
 def test_refusals_moves_health_changes_and_restarts_are_counted(turn: Turn) -> None:

@@ -5,7 +5,7 @@ import pytest
 from router.base.errors import ErrorKind
 from router.base.ids import ReplicaId, SessionKey
 from router.core.decide import Decision
-from router.core.observe import Ended, HealthChange, Observer
+from router.core.observe import Ended, HealthChange, Observer, WaitEnd
 from router.core.request import Turn
 from router.telemetry.fanout import Fanout
 
@@ -31,6 +31,9 @@ class Notes:
     def on_refused(self, turn: Turn, kind: ErrorKind, message: str, now: float) -> None:
         self._note("refused")
 
+    def on_waited(self, turn: Turn, waited_s: float, end: WaitEnd) -> None:
+        self._note("waited")
+
     def on_ended(self, ended: Ended) -> None:
         self._note("ended")
 
@@ -44,7 +47,7 @@ class Notes:
         self._note("moved")
 
 
-FACTS = ("decision", "refused", "ended", "health", "restarted", "moved")
+FACTS = ("decision", "refused", "waited", "ended", "health", "restarted", "moved")
 
 
 @pytest.fixture
@@ -54,6 +57,7 @@ def tell_all(
     def tell(observer: Observer) -> None:
         observer.on_decision(turn, decided())
         observer.on_refused(turn, ErrorKind.OVERLOADED, "full", 1.0)
+        observer.on_waited(turn, 0.5, WaitEnd.DISPATCHED)
         observer.on_ended(ended(decided()))
         observer.on_health(HealthChange(A, "healthy", "down", "", 1.0))
         observer.on_restarted(A, 1.0)

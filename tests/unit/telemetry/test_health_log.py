@@ -6,7 +6,7 @@ import pytest
 from router.base.errors import ErrorKind
 from router.base.ids import ReplicaId, SessionKey
 from router.core.decide import Decision
-from router.core.observe import Ended, HealthChange
+from router.core.observe import Ended, HealthChange, WaitEnd
 from router.core.request import Turn
 from router.telemetry.health_log import HealthLog
 
@@ -46,6 +46,7 @@ def test_turns_are_not_logged(
     log = HealthLog()
     log.on_decision(turn, decided())
     log.on_refused(turn, ErrorKind.OVERLOADED, "full", 1.0)
+    log.on_waited(turn, 0.5, WaitEnd.DISPATCHED)
     log.on_ended(ended(decided()))
     log.on_moved(SessionKey("k"), A, B, 1.0)
     assert caplog.records == []

@@ -14,7 +14,7 @@ from router.core.breaks import Cause
 from router.core.chain_watch import ChainWatch
 from router.core.decide import Decision, Kind
 from router.core.fleet import ReplicaStatus, Report
-from router.core.observe import Ended, HealthChange, Outcome, Usage
+from router.core.observe import Ended, HealthChange, Outcome, Usage, WaitEnd
 from router.core.outline import Part
 from router.core.request import Turn
 from router.telemetry.control import reload_metrics
@@ -45,6 +45,9 @@ def status(name: ReplicaId, report: Report | None, capacity_tokens: int | None =
         recent_failures=0.25,
         restarts=1,
         trust=0.875,
+        held=5,
+        free_tokens=300_000,
+        horizon_tokens=8192,
     )
 
 
@@ -122,6 +125,7 @@ def counters(turn: Turn, decided: Callable[..., Decision], ended: Callable[..., 
     counters.on_ended(ended(decision, usage=Usage(150, 9, 96), ttft_s=0.05, duration_s=1.5))
     counters.on_ended(ended(decided("a", Kind.NEW), Outcome.COMPLETED))
     counters.on_refused(turn, ErrorKind.OVERLOADED, "full", 1.0)
+    counters.on_waited(turn, 0.75, WaitEnd.DISPATCHED)
     counters.on_health(HealthChange(A, "healthy", "down", "", 1.0))
     counters.on_restarted(A, 1.0)
     counters.on_moved(SessionKey("k"), A, B, 1.0)
@@ -177,6 +181,8 @@ def test_the_text_reads_back_as_what_was_counted(metrics: Metrics) -> None:
     assert value(series, "homing_ttft_seconds_bucket", kind="home", le="0.05") == 1
     assert value(series, "homing_ttft_seconds_bucket", kind="home", le="0.025") == 0
     assert value(series, "homing_turn_duration_seconds_sum") == 2.5
+    assert value(series, "homing_queue_wait_seconds_sum", end="dispatched") == 0.75
+    assert value(series, "homing_queue_wait_seconds_count", end="expired") is None
     assert value(series, "homing_prediction_error_tokens_bucket", le="16.0") == 1
     assert value(series, "homing_prediction_error_tokens_bucket", le="0.0") == 0
     assert types["homing_ttft_seconds"] == "histogram"
@@ -204,6 +210,9 @@ def test_the_state_of_every_replica_is_a_gauge(metrics: Metrics) -> None:
         "index_segments": 60,
         "recent_failures": 0.25,
         "trust_ratio": 0.875,
+        "held": 5,
+        "free_tokens": 300_000,
+        "horizon_tokens": 8192,
         "capacity_tokens": 900,
         "running": 5,
         "waiting": 6,
@@ -278,4 +287,4 @@ def test_the_document_queries_only_metrics_that_exist(metrics: Metrics) -> None:
 def test_label_values_never_come_from_clients(counters: Counters) -> None:
     text = Metrics(counters, Fleet(status(A, None)), Plane(), ManualClock(100.0)).text()
     labels = set(re.findall(r'(\w+)="', text))
-    assert labels == {"replica", "kind", "policy", "outcome", "state", "le", "version", "status"}
+    assert labels == {"replica", "kind", "end", "policy", "outcome", "state", "le", "version", "status"}

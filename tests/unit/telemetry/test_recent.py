@@ -40,6 +40,7 @@ def test_a_decision_is_shown_with_its_bill_while_the_turn_runs(turn: Turn, decid
         "reason": "owner on the ring",
         "policy": "home",
         "attempt": 0,
+        "waited_ms": 0.0,
         "home": "a",
         "prompt_tokens": 120,
         "predicted_cached_tokens": 100,

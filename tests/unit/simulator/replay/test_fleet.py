@@ -130,8 +130,8 @@ def test_a_prediction_is_what_the_replica_then_finds(make):
     decisions = []
     admit = replay._engine.admit
 
-    def noting(turn, now):
-        ticket = admit(turn, now)
+    def noting(turn, now, **more):
+        ticket = admit(turn, now, **more)
         decisions.append(ticket.decision)
         return ticket
 
