@@ -26,6 +26,17 @@ TESTED_ELSEWHERE: Mapping[str, str] = {
     "router/connector/compat.py": "tests/engine/inside/test_compat.py",
     "router/connector/copies.py": "tests/engine/inside/test_copies.py",
     "router/connector/metrics.py": "tests/engine/inside/test_metrics.py",
+    # KV agents are tested in pairs, with engines, a gateway and a faulty network between them.
+    "router/kv/agent.py": "tests/integration/test_kv_agents.py",
+    "router/kv/engines.py": "tests/integration/test_kv_agents.py",
+    "router/kv/gateway.py": "tests/integration/test_kv_gateway.py",
+    "router/kv/lending.py": "tests/integration/test_kv_gateway.py",
+    "router/kv/pulling.py": "tests/integration/test_kv_agents.py",
+    "router/kv/pusher.py": "tests/integration/test_kv_gateway.py",
+    "router/kv/remote.py": "tests/integration/test_kv_agents.py",
+    "router/kv/serving.py": "tests/integration/test_kv_agents.py",
+    "router/kv/shelf.py": "tests/integration/test_kv_agents.py",
+    "router/kv/sources.py": "tests/integration/test_kv_agents.py",
     # Whole routers: wiring by each client library, the demo by the wheel's trial.
     "router/wiring.py": "tests/clients",
     "router/demo.py": "tools/smoke_wheel.sh",

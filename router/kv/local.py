@@ -25,6 +25,7 @@ END_SLACK_S: Final = 0.25
 """How long after a load's deadline its end comes at the latest."""
 
 _RETRY_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0)
+_FULL_S: Final = 0.05  # until a full arena is asked for slots again
 _ATTACH_S: Final = 30.0  # an arena of many GiB takes its time to be made
 _READ: Final = 1 << 18
 _READS: Final = 16
@@ -215,7 +216,8 @@ class SchedulerClient:
         self._link = _Link(path, attach, self._take, self._lost)
         self._slots_wanted = slots_wanted
         self._slots: list[Handle] = []
-        self._coming = 0
+        self._asking = False
+        self._ask_again = float("-inf")
         self._asked: dict[str, _Asked] = {}
         self._held: OrderedDict[tuple[str, BlockHash], None] = OrderedDict()
         self._stats: Mapping[str, float] = {}
@@ -341,8 +343,9 @@ class SchedulerClient:
                 self._answered(message)
             case m.Handles() if kind is Type.SLOTS:
                 handles = unpack_handles(message.handles)
-                self._coming = max(0, self._coming - len(handles)) if handles else 0
                 self._slots += handles
+                self._asking = False
+                self._ask_again = self._now + (0.0 if handles else _FULL_S)
             case m.Gone():
                 for hash_ in unpack_hashes(message.hashes):
                     self._held.pop((message.tenant, hash_), None)
@@ -373,14 +376,20 @@ class SchedulerClient:
             self._held.popitem(last=False)
 
     def _refill(self) -> None:
-        missing = self._slots_wanted - len(self._slots) - self._coming
-        if self.connected and missing > self._slots_wanted // 2:
-            self._coming += missing
+        missing = self._slots_wanted - len(self._slots)
+        if (
+            self.connected
+            and not self._asking
+            and missing > self._slots_wanted // 2
+            and self._now >= self._ask_again
+        ):
+            self._asking = True
             self._link.send(Type.RESERVE, m.Reserve(missing))
 
     def _lost(self) -> None:
         self._slots.clear()
-        self._coming = 0
+        self._asking = False
+        self._ask_again = float("-inf")
         self._held.clear()
         self._stats = {}
         for asked in self._asked.values():

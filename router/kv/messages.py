@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from router.kv.keys import BlockHash, BlockKey, SpaceId
 from router.kv.wire import Type, WireFault
 
 MAX_META: Final = 4 << 20
@@ -366,6 +367,11 @@ def unpack(shape: type[T], meta: bytes) -> T:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise WireFault(f"{shape.__name__}: {str(error)[:200]}") from None
     return message
+
+
+def key_of(head: BlockHead) -> BlockKey:
+    """The key of the block that a head describes."""
+    return BlockKey(SpaceId(head.space), head.tenant, BlockHash(head.hash))
 
 
 SHAPES: Final[dict[Type, type[Message]]] = {

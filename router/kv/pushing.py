@@ -51,6 +51,10 @@ class PushQueue(Generic[T]):
                 return queue.popleft()
         return None
 
+    def peek(self) -> T | None:
+        """What `pop` would return."""
+        return next((queue[0] for queue in self._queues.values() if queue), None)
+
     def clear(self) -> list[T]:
         """Empty it; what was in it."""
         items = [item for queue in self._queues.values() for item in queue]

@@ -342,6 +342,13 @@ class Store(Generic[P]):
             self._remove(block)
             self.counts.damaged += 1
 
+    def discard(self, block: Block[P]) -> list[Block[P]]:
+        """Give up one leaf; it, or nothing where it is none or not held."""
+        if self._blocks.get(block.key) is not block or not block.is_leaf():
+            return []
+        self._remove(block)
+        return [block]
+
     def clear(self) -> list[Block[P]]:
         """Remove and return all there is."""
         removed = list(self._blocks.values())

@@ -10,6 +10,7 @@ def test_higher_priorities_go_first_and_each_in_order():
     queue = PushQueue(10)
     for item, priority in [("a", Priority.ONE_OFF), ("b", Priority.SYSTEM), ("c", Priority.ONE_OFF)]:
         assert queue.push(item, priority) is None
+    assert queue.peek() == "b"
     assert [queue.pop() for _ in range(4)] == ["b", "a", "c", None]
 
 

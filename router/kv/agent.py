@@ -1,0 +1,461 @@
+"""The KV agent: keeps the blocks of the engine beside it, serves them to peers, and pulls theirs.
+
+Puts the parts together: the shelf (store and arena), the engines on the unix socket, the sources it dials,
+the server that peers and the router dial, and the queue of blocks to push to the pool.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from router.base.clock import Clock, SystemClock
+from router.base.tasks import TaskOwner
+from router.kv import messages as m
+from router.kv.arena import ArenaOwner, Handle, arena_path, remove_leftovers
+from router.kv.breaker import BreakerState
+from router.kv.config import AgentConfig
+from router.kv.engines import EngineHub, Prospect
+from router.kv.exposition import Figure, MetricsServer
+from router.kv.hint import Hint, HintFault, HintReader
+from router.kv.keys import BlockHash, BlockKey, Namespace, SpaceId, pack_hashes, unpack_hashes
+from router.kv.lending import chain_of, lend_block
+from router.kv.local import ANSWER_S, LEASE_S
+from router.kv.policy import policy_of
+from router.kv.pulling import Pull, Puller, ask_sources
+from router.kv.pusher import Pusher
+from router.kv.remote import RemoteFault
+from router.kv.serving import Lent, Placed, Server
+from router.kv.shelf import Shelf
+from router.kv.sources import Source, states
+from router.kv.store import Block, SessionName
+from router.kv.wire import Type
+
+_log = logging.getLogger(__name__)
+
+_TICK_S: Final = 1.0
+_ASK_S: Final = ANSWER_S * 0.6
+"""For the sources' answers: the rest of the engine's patience is for the way there and back."""
+
+
+class Agent:
+    """One agent. `start`, then `close`."""
+
+    def __init__(self, config: AgentConfig, *, clock: Clock | None = None) -> None:
+        self.config = config
+        self.clock: Clock = clock or SystemClock()
+        self.tasks = TaskOwner()
+        self.life = secrets.token_bytes(16)
+        self.space: Namespace | None = None
+        self.shelf: Shelf | None = None
+        self.hub = EngineHub(self, config.socket)
+        self.server = Server(
+            self, name=config.name, secret=config.secret, life=self.life, max_block=config.max_block_bytes
+        )
+        self.sources = {
+            peer.name: Source(
+                peer,
+                secret=config.secret,
+                own_name=config.name,
+                max_block=config.max_block_bytes,
+                breaker=config.breaker,
+                max_pulls=config.pulls_per_source,
+            )
+            for peer in config.peers
+            if config.mode == "both" or (config.mode == "push-pool" and peer.is_pool)
+        }
+        self.pusher = Pusher([one for one in self.sources.values() if one.peer.is_pool], config.push_blocks)
+        self.metrics = MetricsServer(self.figures)
+        self._puller: Puller | None = None
+        self._hints = HintReader(secret=config.secret, replica=config.name)
+        self._counts: Counter[str] = Counter()
+        self._hints_refused: Counter[str] = Counter()
+        self._making = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Listen and dial. Raises `OSError` where it cannot listen."""
+        for path in remove_leftovers(self.config.arena_folder):
+            _log.info("removed '%s': its agent is gone", path)
+        try:
+            await self.hub.start()
+            self.server.start(self.config.host, self.config.port)
+            if self.config.metrics_port is not None:
+                await self.metrics.start(self.config.metrics_host, self.config.metrics_port)
+        except OSError:
+            await self.close()
+            raise
+        for source in self.sources.values():
+            self.tasks.spawn(source.run(), name=f"kv source {source.name}")
+        self.tasks.spawn(self.pusher.run(), name="kv push")
+        self.tasks.spawn(self._tick(), name="kv tick")
+
+    async def close(self) -> None:
+        """Stop serving, end all connections, give the memory back."""
+        await self.metrics.close()
+        await self.hub.close()
+        await self.server.close()
+        await self.tasks.close()
+        for source in self.sources.values():
+            source.close()
+        if self.shelf is not None:
+            self.shelf.close()
+            self.shelf = None
+
+    # For the engines (`engines.Host`).
+
+    async def shelf_for(
+        self, space: Namespace, part_bytes: int, parts: int, *, alone: bool
+    ) -> Shelf | m.Refused:
+        """Raises `ArenaFault`."""
+        async with self._making:
+            if self.space is not None and self.shelf is not None:
+                if self.space == space:
+                    return self.shelf
+                if not alone:
+                    differences = "; ".join(self.space.differences(space))
+                    return m.Refused("namespace", f"another engine is here: {differences}"[:1024])
+                _log.info("a new namespace: %s", "; ".join(self.space.differences(space)))
+                self.shelf.close()
+                self.space = self.shelf = self._puller = None
+            if space.block_bytes > self.config.max_block_bytes:
+                text = f"block_bytes: {space.block_bytes} is more than {self.config.max_block_bytes}"
+                return m.Refused("namespace", text)
+            slots = self.config.arena_bytes // space.block_bytes
+            path = arena_path(self.config.arena_folder, self.config.name)
+            owner = await asyncio.to_thread(ArenaOwner, path, slots=slots, part_bytes=part_bytes, parts=parts)
+            policy = policy_of(self.config.keeping, slots * owner.arena.block_bytes)
+            self.space, self.shelf = space, Shelf(owner, policy, self.hub.tell_gone)
+            self._puller = Puller(self.shelf, self.clock, verify_local=self.config.verify_local)
+            self.pusher.shelf = self.shelf
+        for source in self.sources.values():
+            source.compare(space)
+        self.server.tell_spaces()
+        return self.shelf
+
+    async def prospect(self, ask: m.Ask) -> Prospect:
+        hashes = list(unpack_hashes(ask.hashes))
+        self._counts["queries"] += 1
+        self._counts["query_blocks"] += len(hashes)
+        try:
+            hint = self._hint(ask)
+        except HintFault as fault:
+            self._hints_refused[fault.kind.value] += 1
+            return self._nothing(ask.tenant, f"hint:{fault.kind.value}")
+        if self.shelf is None or self.space is None:
+            return self._nothing(ask.tenant, "disconnected")
+        space, now = self.space.space, self.clock.now()
+        tenant = ask.tenant if hint is None else hint.tenant
+        session = "" if hint is None else hint.session
+        if session:
+            self.shelf.store.active(SessionName(space, tenant, session), now)
+        local = self.shelf.store.prefix(space, tenant, hashes)
+        self.shelf.store.lease(local, now + LEASE_S)
+        found: list[tuple[Source, int]] = []
+        reason = ""
+        if len(local) < len(hashes):
+            usable, reason = self._usable(hint, now)
+            if usable:
+                blocks = m.Blocks(space, tenant, pack_hashes(hashes[len(local) :]))
+                found = await ask_sources(usable, blocks, _ASK_S)
+        blocks_found = len(local) + (found[0][1] if found else 0)
+        self._counts["hit_blocks"] += blocks_found
+        return Prospect(
+            tenant=tenant,
+            session=session,
+            keys=[BlockKey(space, tenant, hash_) for hash_ in hashes],
+            local=len(local),
+            blocks=min(blocks_found, len(hashes)),
+            sources=[source for source, _ in found],
+            stall_s=self.config.stall_s if hint is None else hint.stall_s,
+            deadline_s=self.config.deadline_s if hint is None else hint.deadline_s,
+            system_blocks=0 if hint is None else hint.system_tokens // self.space.block_size,
+            reason="" if found else reason,
+        )
+
+    async def pull(self, pull: Pull) -> str:
+        if self._puller is None:
+            return "disconnected"
+        reason = await self._puller.run(pull)
+        self._counts["pulls"] += 1
+        self._counts["pulls_failed"] += reason not in {"done", "cancelled"}
+        return reason
+
+    def stored(self, block: Block[Handle]) -> None:
+        self.pusher.add(block)
+
+    def dropped(self, count: int) -> None:
+        self._counts["dropped"] += count
+
+    # For those who dial (`serving.Provider`).
+
+    @property
+    def spaces(self) -> Sequence[Namespace]:
+        return () if self.space is None else (self.space,)
+
+    def learn(self, spaces: Sequence[Namespace]) -> None:
+        """What peers hold is asked of them when it is wanted."""
+
+    def query(self, space: bytes, tenant: str, hashes: Sequence[BlockHash]) -> int:
+        if self.shelf is None:
+            return 0
+        found = self.shelf.store.prefix(SpaceId(space), tenant, hashes)
+        self.shelf.store.lease(found, self.clock.now() + LEASE_S)
+        return len(found)
+
+    async def lend(self, space: bytes, tenant: str, hash_: BlockHash) -> Lent | None:
+        block = None
+        if self.shelf is not None:
+            block = self.shelf.store.get(BlockKey(SpaceId(space), tenant, hash_))
+        if block is None or self.shelf is None:
+            return None
+        now = self.clock.now()
+        self.shelf.store.use([block], None, now)
+        self.shelf.store.lease([block], now + LEASE_S)
+        return lend_block(self.shelf, block)
+
+    def wanted(self, offer: m.OfferBlocks) -> bytes:
+        """An agent takes blocks from its engine, and what it asks for itself."""
+        return bytes(len(list(unpack_hashes(offer.hashes))))
+
+    def place(self, head: m.BlockHead, size: int) -> Placed | str:  # noqa: ARG002  # see `wanted`
+        return "refused"
+
+    def suspect(self, space: bytes, tenant: str, hash_: BlockHash) -> None:
+        if self.shelf is not None:
+            block = self.shelf.store.get(BlockKey(SpaceId(space), tenant, hash_))
+            if block is not None:
+                self.shelf.is_sound(block)
+
+    def chain(self, tenant: str, session: str) -> tuple[list[BlockHash], int]:
+        if self.shelf is None or self.space is None:
+            return [], 0
+        name = SessionName(self.space.space, tenant, session)
+        blocks = self.shelf.store.chain(name)
+        self.shelf.store.lease(blocks, self.clock.now() + LEASE_S)
+        return chain_of(blocks)
+
+    async def prefetch(self, wish: m.Prefetch) -> m.Done:
+        if self.shelf is None or self.space is None or self._puller is None:
+            return m.Done(0, 0, "disconnected")
+        shelf, now = self.shelf, self.clock.now()
+        until = now + wish.deadline_ms / 1000
+        reason = "source"
+        for name in wish.sources:
+            source = self.sources.get(name)
+            if source is None or source.unusable(now) or source.control is None:
+                continue
+            try:
+                found = await source.control.call(
+                    Type.SESSION, m.OfSession(wish.tenant, wish.session), m.Chain, max(0.05, until - now)
+                )
+            except RemoteFault as fault:
+                reason = fault.reason
+                continue
+            keys = [BlockKey(self.space.space, wish.tenant, hash_) for hash_ in unpack_hashes(found.hashes)]
+            new = [key for key in keys if key not in shelf.store]
+            if not keys:
+                reason = "gone"
+                continue
+            landed = 0
+
+            def count(handles: list[Handle]) -> None:
+                nonlocal landed
+                landed += len(handles)
+                for handle in handles:
+                    shelf.owner.release(handle)
+
+            pull = Pull(
+                new,
+                [source],
+                count,
+                session=wish.session,
+                system_blocks=sum(key not in shelf.store for key in keys[: found.system_blocks]),
+                stall_s=max(self.config.stall_s, 0.5),
+                until=until,
+                now=self.clock.now(),
+            )
+            reason = await self._puller.run(pull)
+            self._counts["prefetched_blocks"] += landed
+            return m.Done(landed, landed * shelf.block_bytes, reason)
+        return m.Done(0, 0, reason)
+
+    def release(self, tenant: str, session: str) -> m.Done:
+        if self.shelf is None or self.space is None:
+            return m.Done(0, 0, "disconnected")
+        name = SessionName(self.space.space, tenant, session)
+        gone = self.shelf.store.release(name, self.clock.now())
+        self.shelf.drop(gone)
+        return m.Done(len(gone), len(gone) * self.shelf.block_bytes, "done")
+
+    def changes(self, life: bytes, since: int) -> m.Changes:
+        now = self.clock.now()
+        held: list[m.HeldSession] = []
+        gone: list[tuple[str, str]] = []
+        number, complete, capacity, blocks = 0, True, 0, 0
+        if self.shelf is not None:
+            found = self.shelf.store.changes(since if life == self.life else 0)
+            number, complete = found.number, found.complete
+            held = [
+                m.HeldSession(one.name.tenant, one.name.id, one.blocks, max(0.0, now - one.active))
+                for one in found.held
+            ]
+            gone = [(name.tenant, name.id) for name in found.gone]
+            capacity, blocks = self.shelf.owner.arena.slots, len(self.shelf.store)
+        return m.Changes(
+            self.life,
+            number,
+            complete,
+            held,
+            gone,
+            0 if self.space is None else self.space.block_size,
+            blocks,
+            capacity,
+            states(list(self.sources.values()), now),
+        )
+
+    # Figures.
+
+    def stats(self) -> dict[str, float]:
+        """What the engine's connector shows; named in docs/kv-protocol.md."""
+        shelf, now = self.shelf, self.clock.now()
+        counts = None if shelf is None else shelf.store.counts
+        open_sources = [one for one in self.sources.values() if one.breaker.state(now) is BreakerState.OPEN]
+        figures = {
+            "queries_total": self._counts["queries"],
+            "query_blocks_total": self._counts["query_blocks"],
+            "hit_blocks_total": self._counts["hit_blocks"],
+            "pulled_bytes_total": sum(one.pulled_bytes for one in self.sources.values()),
+            "served_bytes_total": self.server.sent_bytes,
+            "pushed_bytes_total": self.pusher.pushed_bytes,
+            "pulls_total": self._counts["pulls"],
+            "pulls_failed_total": self._counts["pulls_failed"],
+            "prefetched_blocks_total": self._counts["prefetched_blocks"],
+            "loads_short_total": self.hub.loads_short,
+            "damaged_total": (0 if self._puller is None else self._puller.damaged)
+            + (0 if counts is None else counts.damaged),
+            "quarantined_total": 0 if shelf is None else shelf.set_aside,
+            "conflicts_total": 0 if counts is None else counts.conflicts,
+            "dropped_total": self._counts["dropped"] + self.pusher.dropped,
+            "evicted_blocks_total": 0 if counts is None else sum(counts.evicted.values()),
+            "hints_refused_total": self._hints_refused.total(),
+            "push_queue_blocks": len(self.pusher),
+            "breaker_open": len(open_sources),
+            "pool_pressure": any(one.peer.is_pool for one in open_sources),
+            "slots": 0 if shelf is None else shelf.owner.arena.slots,
+            "slots_free": 0 if shelf is None else shelf.owner.free,
+            "blocks": 0 if shelf is None else len(shelf.store),
+        }
+        return {name: float(value) for name, value in figures.items()}
+
+    def figures(self) -> Iterable[Figure]:
+        """For the scraper."""
+        for name, value in self.stats().items():
+            yield Figure.of(name, _HELP[name], value)
+        now = self.clock.now()
+        sources = list(self.sources.values())
+        yield Figure.by(
+            "source_up",
+            "Whether a source is connected.",
+            "source",
+            [(s.name, s.is_connected) for s in sources],
+        )
+        yield Figure(
+            "source_state",
+            "1 for the state that a source's breaker is in.",
+            tuple(
+                ((("source", one.name), ("state", state.value)), float(one.breaker.state(now) is state))
+                for one in sources
+                for state in BreakerState
+            ),
+        )
+        yield Figure(
+            "source_pulls_failed_total",
+            "Pulls from a source that failed, by reason.",
+            tuple(
+                ((("source", one.name), ("reason", reason)), float(count))
+                for one in sources
+                for reason, count in one.failed.items()
+            ),
+        )
+        yield Figure.by(
+            "source_bytes_per_second", "Speed of a source's latest pulls.", "source",
+            [(s.name, s.bytes_per_s) for s in sources],
+        )  # fmt: skip
+        yield Figure.by(
+            "source_mismatch", "Whether a source's namespace differs.", "source",
+            [(s.name, bool(s.mismatch)) for s in sources],
+        )  # fmt: skip
+        yield Figure.by(
+            "hints_refused_by_reason_total",
+            "Hints that were not followed.",
+            "reason",
+            self._hints_refused.items(),
+        )
+        yield Figure.by(
+            "connections_refused_total", "Connections turned away.", "reason", self.server.refused.items()
+        )
+        if self.shelf is not None:
+            yield Figure.by(
+                "evicted_total", "Blocks given up for room.", "zone",
+                [(zone.value, count) for zone, count in self.shelf.store.counts.evicted.items()],
+            )  # fmt: skip
+
+    # Inside.
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            if self.shelf is not None:
+                self.shelf.trim(self.clock.now())
+            self.hub.tell_stats(self.stats())
+
+    def _hint(self, ask: m.Ask) -> Hint | None:
+        """Raises `HintFault`."""
+        return None if ask.hint is None else self._hints.read(ask.hint, ask.request, time.time())
+
+    def _usable(self, hint: Hint | None, now: float) -> tuple[list[Source], str]:
+        """Sources that may be asked, and why one that should be is not."""
+        named = list(self.sources) if hint is None else hint.sources
+        usable: list[Source] = []
+        reason = ""
+        for name in dict.fromkeys(named):
+            source = self.sources.get(name)
+            if source is None:
+                continue  # a name from a hint is looked up, never dialled
+            if trouble := source.unusable(now):
+                reason = reason or trouble
+            else:
+                usable.append(source)
+        return usable, reason
+
+    def _nothing(self, tenant: str, reason: str) -> Prospect:
+        return Prospect(tenant, "", (), 0, 0, (), 0.0, 0.0, 0, reason)
+
+
+_HELP: Final = {
+    "queries_total": "Prefixes that engines asked for.",
+    "query_blocks_total": "Blocks that engines asked for.",
+    "hit_blocks_total": "Blocks of those that could be had.",
+    "pulled_bytes_total": "Bytes from sources.",
+    "served_bytes_total": "Bytes to peers.",
+    "pushed_bytes_total": "Bytes to the pool.",
+    "pulls_total": "Loads and prefetches.",
+    "pulls_failed_total": "Loads and prefetches that ended before all was there.",
+    "prefetched_blocks_total": "Blocks that came before they were asked for.",
+    "loads_short_total": "Loads of which the engine had to compute a rest.",
+    "damaged_total": "Blocks whose bytes were not what they should be.",
+    "quarantined_total": "Slots that are not used any more, since their bytes changed.",
+    "conflicts_total": "Blocks that were offered again with other bytes.",
+    "dropped_total": "Blocks of the engine that were not stored or not pushed.",
+    "evicted_blocks_total": "Blocks given up for room.",
+    "hints_refused_total": "Hints that were not followed.",
+    "push_queue_blocks": "Blocks that wait to be pushed.",
+    "breaker_open": "Sources that nothing is pulled from at the moment.",
+    "pool_pressure": "1 while nothing is pulled from the pool.",
+    "slots": "Blocks that the arena has room for.",
+    "slots_free": "Slots without a block.",
+    "blocks": "Blocks held.",
+}

@@ -1,0 +1,400 @@
+"""The KV gateway: the pool that all agents push to and pull from.
+
+The agents' store with a disk behind it. The store says what is held; memory holds what came or went last,
+the disk everything, a moment later. Without a disk, memory is all there is.
+"""
+
+import asyncio
+import errno
+import logging
+import secrets
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from router.base.clock import Clock, SystemClock
+from router.base.tasks import TaskOwner
+from router.kv import messages as m
+from router.kv.checksum import checksum
+from router.kv.config import GatewayConfig
+from router.kv.disk import DiskFault, DiskTier, Found
+from router.kv.exposition import Figure, MetricsServer
+from router.kv.keys import ROOT, BlockHash, BlockKey, Namespace, SpaceId
+from router.kv.lending import chain_of, head_of, wanted_of
+from router.kv.local import LEASE_S
+from router.kv.policy import policy_of
+from router.kv.serving import Lent, Placed, Server
+from router.kv.store import Appended, Block, SessionName, Store, Zone
+
+_log = logging.getLogger(__name__)
+
+_TICK_S: Final = 1.0
+_WAITING: Final = 256 << 20
+"""Bytes that may wait to be written; what comes beyond them stays in memory only."""
+_DISK_REST_S: Final = 30.0
+"""After a disk refused to write."""
+_SPACES: Final = 64
+
+
+class Copy:
+    """Where a block's bytes are."""
+
+    __slots__ = ("memory", "on_disk", "session")
+
+    def __init__(self, memory: memoryview | None, session: str, *, on_disk: bool = False) -> None:
+        self.memory = memory
+        self.session = session
+        self.on_disk = on_disk
+
+
+class Gateway:
+    """One gateway. `start`, then `close`."""
+
+    def __init__(self, config: GatewayConfig, *, clock: Clock | None = None) -> None:
+        self.config = config
+        self.clock: Clock = clock or SystemClock()
+        self.tasks = TaskOwner()
+        self.life = secrets.token_bytes(16)
+        self.disk: DiskTier | None = None
+        capacity = config.memory_bytes if config.disk_folder is None else config.disk_bytes
+        self.store: Store[Copy] = Store(policy_of(config.keeping, capacity))
+        self.server = Server(
+            self, name=config.name, secret=config.secret, life=self.life, max_block=config.max_block_bytes
+        )
+        self.metrics = MetricsServer(self.figures)
+        self.counts: Counter[str] = Counter()
+        self._spaces: OrderedDict[SpaceId, Namespace] = OrderedDict()
+        self._resident: OrderedDict[BlockKey, Block[Copy]] = OrderedDict()
+        """Blocks with a copy in memory, the longest unused first."""
+        self._resident_bytes = 0
+        self._writes: deque[Block[Copy]] = deque()
+        self._waiting_bytes = 0
+        self._wake = asyncio.Event()
+        self._disk_from = float("-inf")
+        """No writes before this time."""
+
+    async def start(self) -> None:
+        """Take up what the disk holds, and listen. Raises `OSError`."""
+        if self.config.disk_folder is not None:
+            self.disk = await asyncio.to_thread(
+                DiskTier, self.config.disk_folder, self.config.max_block_bytes
+            )
+            self._restore(await asyncio.to_thread(lambda disk: list(disk.scan()), self.disk))
+            self.tasks.spawn(self._write(), name="kv disk")
+        self.server.start(self.config.host, self.config.port)
+        if self.config.metrics_port is not None:
+            try:
+                await self.metrics.start(self.config.metrics_host, self.config.metrics_port)
+            except OSError:
+                await self.close()
+                raise
+        self.tasks.spawn(self._tick(), name="kv tick")
+
+    async def close(self) -> None:
+        """Stop serving, and write what waits to be written."""
+        await self.metrics.close()
+        await self.server.close()
+        await self.tasks.close()
+        while self.disk is not None and self._writes and self.clock.now() >= self._disk_from:
+            await self._write_one(self.disk, self._writes.popleft())
+
+    # For those who dial (`serving.Provider`).
+
+    @property
+    def spaces(self) -> Sequence[Namespace]:
+        return tuple(self._spaces.values())
+
+    def learn(self, spaces: Sequence[Namespace]) -> None:
+        before = len(self._spaces)
+        for space in spaces:
+            self._spaces.setdefault(space.space, space)
+        while len(self._spaces) > _SPACES:
+            self._spaces.popitem(last=False)
+        if len(self._spaces) != before:
+            self.server.tell_spaces()
+
+    def query(self, space: bytes, tenant: str, hashes: Sequence[BlockHash]) -> int:
+        found = self.store.prefix(SpaceId(space), tenant, hashes)
+        self.store.lease(found, self.clock.now() + LEASE_S)
+        self.counts["queries"] += 1
+        self.counts["query_blocks"] += len(hashes)
+        self.counts["hit_blocks"] += len(found)
+        return len(found)
+
+    async def lend(self, space: bytes, tenant: str, hash_: BlockHash) -> Lent | None:
+        block = self.store.get(BlockKey(SpaceId(space), tenant, hash_))
+        if block is None:
+            return None
+        memory = block.place.memory
+        if memory is None:
+            memory = await self._from_disk(block)
+            if memory is None:
+                return None
+        else:
+            self._resident.move_to_end(block.key)
+        now = self.clock.now()
+        self.store.use([block], None, now)
+        self.store.lease([block], now + LEASE_S)
+        # Its bytes live for as long as somebody refers to them, whatever becomes of the block.
+        return Lent(head_of(block), memory, _nothing)
+
+    def wanted(self, offer: m.OfferBlocks) -> bytes:
+        return wanted_of(self.store, offer)
+
+    def place(self, head: m.BlockHead, size: int) -> Placed | str:
+        key, parent = m.key_of(head), BlockHash(head.parent)
+        outcome = self.store.offer(key, parent, head.checksum)
+        if outcome is not Appended.STORED:
+            self.counts[f"refused:{outcome.value}"] += 1
+            return outcome.value
+        memory = memoryview(bytearray(size))
+        return Placed(memory, lambda total: self._keep(head, memory, total), _nothing)
+
+    def suspect(self, space: bytes, tenant: str, hash_: BlockHash) -> None:
+        block = self.store.get(BlockKey(SpaceId(space), tenant, hash_))
+        memory = None if block is None else block.place.memory
+        if block is not None and memory is not None and checksum(memory) != block.checksum:
+            self._damaged(block)
+
+    def chain(self, tenant: str, session: str) -> tuple[list[BlockHash], int]:
+        for space in self._spaces:
+            if blocks := self.store.chain(SessionName(space, tenant, session)):
+                self.store.lease(blocks, self.clock.now() + LEASE_S)
+                return chain_of(blocks)
+        return [], 0
+
+    async def prefetch(self, wish: m.Prefetch) -> m.Done:  # noqa: ARG002  # a pool goes nowhere by itself
+        return m.Done(0, 0, "mode")
+
+    def release(self, tenant: str, session: str) -> m.Done:
+        gone: list[Block[Copy]] = []
+        for space in self._spaces:
+            gone += self.store.release(SessionName(space, tenant, session), self.clock.now())
+        self._forget(gone)
+        return m.Done(len(gone), sum(block.size for block in gone), "done")
+
+    def changes(self, life: bytes, since: int) -> m.Changes:
+        found = self.store.changes(since if life == self.life else 0)
+        now = self.clock.now()
+        held = [
+            m.HeldSession(one.name.tenant, one.name.id, one.blocks, max(0.0, now - one.active))
+            for one in found.held
+        ]
+        gone = [(name.tenant, name.id) for name in found.gone]
+        blocks = len(self.store)
+        room = blocks * self.store.policy.capacity_bytes // max(1, self.store.used_bytes)
+        return m.Changes(
+            self.life, found.number, found.complete, held, gone, 0, blocks, min(room, 1 << 20), []
+        )
+
+    # Figures.
+
+    def figures(self) -> Iterable[Figure]:
+        """For the scraper."""
+        counts = self.store.counts
+        yield Figure.of("blocks", "Blocks held.", len(self.store))
+        yield Figure.of("held_bytes", "Bytes of blocks held, in memory or on disk.", self.store.used_bytes)
+        yield Figure.of("memory_bytes", "Bytes of blocks in memory.", self._resident_bytes)
+        yield Figure.of("disk_up", "Whether blocks are written to disk.", float(self._may_write()))
+        yield Figure.of("disk_waiting_bytes", "Bytes that wait to be written.", self._waiting_bytes)
+        yield Figure.of("served_bytes_total", "Bytes sent.", self.server.sent_bytes)
+        yield Figure.of("stored_total", "Blocks stored.", counts.stored)
+        yield Figure.of("damaged_total", "Blocks whose bytes were not what they should be.", counts.damaged)
+        for name, text in _COUNTED.items():
+            yield Figure.of(f"{name}_total", text, self.counts[name])
+        refused = [(key.partition(":")[2], n) for key, n in self.counts.items() if key.startswith("refused:")]
+        yield Figure.by("refused_total", "Blocks that were offered and not kept.", "reason", refused)
+        yield Figure.by(
+            "evicted_total", "Blocks given up for room.", "zone",
+            [(zone.value, count) for zone, count in counts.evicted.items()],
+        )  # fmt: skip
+        yield Figure.by(
+            "connections_refused_total", "Connections turned away.", "reason", self.server.refused.items()
+        )
+
+    # Keeping.
+
+    def _keep(self, head: m.BlockHead, memory: memoryview, total: int) -> str:
+        if total != head.checksum:
+            self.counts["refused:damaged"] += 1
+            return "damaged"
+        key, now, size = m.key_of(head), self.clock.now(), memory.nbytes
+        if excess := self.store.quota_excess(key.tenant, size):
+            self._forget(self.store.evict(excess, now, tenant=key.tenant, hard=True))
+        beyond = self.store.used_bytes + size - self.store.policy.capacity_bytes
+        if beyond > 0:
+            self._forget(self.store.evict(beyond, now, hard=True))
+            if self.store.used_bytes + size > self.store.policy.capacity_bytes:
+                self.counts["refused:full"] += 1
+                return "full"
+        outcome = self.store.append(
+            key,
+            BlockHash(head.parent),
+            total,
+            Copy(memory, head.session),
+            size=size,
+            zone=Zone(head.zone),
+            session=head.session,
+            now=now,
+        )
+        if outcome is not Appended.STORED:
+            self.counts[f"refused:{outcome.value}"] += 1
+            return outcome.value
+        block = self.store.get(key)
+        assert block is not None
+        self._reside(block)
+        self._write_later(block)
+        return outcome.value
+
+    def _reside(self, block: Block[Copy]) -> None:
+        """It has a copy in memory; others lose theirs for it."""
+        self._resident[block.key] = block
+        self._resident_bytes += block.size
+        if self.disk is None:
+            return
+        for other in tuple(self._resident.values()):
+            if self._resident_bytes <= self.config.memory_bytes:
+                return
+            if other is block:
+                continue
+            if other.place.on_disk:
+                self._leave_memory(other)
+            elif other.leased_until <= self.clock.now() and other.is_leaf():
+                # The disk does not keep up: memory is all that this one has.
+                self.counts["memory_only_dropped"] += 1
+                self._forget(self.store.discard(other))
+
+    def _leave_memory(self, block: Block[Copy]) -> None:
+        if self._resident.get(block.key) is block:
+            del self._resident[block.key]
+            self._resident_bytes -= block.size
+        block.place.memory = None
+
+    def _forget(self, blocks: list[Block[Copy]]) -> None:
+        """The store has let go of these."""
+        for block in blocks:
+            self._leave_memory(block)
+            if self.disk is not None and block.place.on_disk:
+                self.disk.remove(block.key)
+
+    def _damaged(self, block: Block[Copy]) -> None:
+        self.store.damaged(block)
+        self._forget([block])
+
+    async def _from_disk(self, block: Block[Copy]) -> memoryview | None:
+        if self.disk is None or not block.place.on_disk:
+            return None
+        try:
+            head, payload = await asyncio.to_thread(self.disk.read, block.key)
+        except DiskFault as fault:
+            _log.warning("a block on disk is damaged: %s", fault)
+            self._damaged(block)
+            return None
+        if head.checksum != block.checksum or self.store.get(block.key) is not block:
+            return None
+        self.counts["disk_read_bytes"] += payload.nbytes
+        if block.place.memory is None:
+            block.place.memory = payload
+            self._reside(block)
+        return block.place.memory
+
+    # The disk.
+
+    def _may_write(self) -> bool:
+        return self.disk is not None and self.clock.now() >= self._disk_from
+
+    def _write_later(self, block: Block[Copy]) -> None:
+        if not self._may_write() or self._waiting_bytes + block.size > _WAITING:
+            self.counts["disk_skipped"] += self.disk is not None
+            return
+        self._waiting_bytes += block.size
+        self._writes.append(block)
+        self._wake.set()
+
+    async def _write(self) -> None:
+        assert self.disk is not None
+        while True:
+            await self._wake.wait()
+            while self._writes:
+                await self._write_one(self.disk, self._writes.popleft())
+            self._wake.clear()
+
+    async def _write_one(self, disk: DiskTier, block: Block[Copy]) -> None:
+        self._waiting_bytes -= block.size
+        memory = block.place.memory
+        if memory is None or self.store.get(block.key) is not block or not self._may_write():
+            return
+        head = head_of(block, block.place.session)
+        for attempt in (1, 2):
+            try:
+                await asyncio.to_thread(disk.write, head, memory)
+            except OSError as error:
+                if attempt == 1 and error.errno in {errno.ENOSPC, errno.EDQUOT}:
+                    # Others use this disk, too: make room among our own, as much as a twentieth of them.
+                    size = max(block.size, self.store.used_bytes // 20)
+                    self._forget(self.store.evict(size, self.clock.now()))
+                    continue
+                _log.warning("blocks are not written to disk for %.0f s: %s", _DISK_REST_S, error.strerror)
+                self.counts["disk_failures"] += 1
+                self._disk_from = self.clock.now() + _DISK_REST_S
+                return
+            break
+        if self.store.get(block.key) is block:
+            block.place.on_disk = True
+            self.counts["disk_written_bytes"] += block.size
+        else:
+            disk.remove(block.key)
+
+    def _restore(self, found: list[Found]) -> None:
+        """Hold what the disk has, parents first; what has no parent any more is removed."""
+        assert self.disk is not None
+        below: dict[BlockKey, list[Found]] = {}
+        for one in found:
+            key = m.key_of(one.head)
+            below.setdefault(key._replace(hash=BlockHash(one.head.parent)), []).append(one)
+        now = self.clock.now()
+        ready = deque(one for above, ones in below.items() if above.hash == ROOT for one in ones)
+        kept = 0
+        while ready:
+            one = ready.popleft()
+            key = m.key_of(one.head)
+            copy = Copy(None, one.head.session, on_disk=True)
+            room = self.store.used_bytes + one.size <= self.store.policy.capacity_bytes
+            if room and Appended.STORED is self.store.append(
+                key,
+                BlockHash(one.head.parent),
+                one.head.checksum,
+                copy,
+                size=one.size,
+                zone=Zone(one.head.zone),
+                session=one.head.session,
+                now=now,
+            ):
+                kept += 1
+                ready.extend(below.get(key, ()))
+        for one in found:
+            if m.key_of(one.head) not in self.store:
+                self.disk.remove(m.key_of(one.head))
+        if found:
+            _log.info("took up %d blocks from disk, %d had lost their beginning", kept, len(found) - kept)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            self._forget(self.store.evict(self.store.excess_bytes, self.clock.now()))
+
+
+def _nothing() -> None:
+    """There is nothing to give back."""
+
+
+_COUNTED: Final = {
+    "queries": "Prefixes that were asked for.",
+    "query_blocks": "Blocks that were asked for.",
+    "hit_blocks": "Blocks of those that are held.",
+    "disk_written_bytes": "Bytes written to disk.",
+    "disk_read_bytes": "Bytes read from disk.",
+    "disk_failures": "Writes that the disk refused.",
+    "disk_skipped": "Blocks that were not written to disk.",
+    "memory_only_dropped": "Blocks lost since memory was full before the disk had them.",
+}
