@@ -376,7 +376,9 @@ def _parser() -> argparse.ArgumentParser:
     explain.set_defaults(run=_explain)
 
     replay = commands.add_parser("replay", help="replay a trace under policies, in virtual time")
-    replay.add_argument("trace", type=Path, metavar="TRACE", help="sessions or Mooncake's JSONL, maybe gzip")
+    replay.add_argument(
+        "trace", type=Path, metavar="TRACE", help="sessions, Mooncake's JSONL or an access log, maybe gzip"
+    )
     replay.add_argument(
         "--policy",
         action="append",

@@ -23,6 +23,7 @@ from router.core.chain_watch import ChainWatch, told
 from router.core.engine import Engine
 from router.core.fleet import ReplicaSpec
 from router.core.model import Model
+from router.core.observe import Observer
 from router.core.plan import Plan
 from router.dataplane.limits import Limits
 from router.dataplane.routing import Routing
@@ -33,13 +34,15 @@ from router.settings.config import RouterConfig
 from router.settings.credentials import Secrets
 from router.settings.load import Loaded
 from router.settings.sources import files_of
+from router.telemetry.access_log import AccessLog, access_log_metrics
 from router.telemetry.bill import bill
 from router.telemetry.breaks import break_fields, session_breaks
 from router.telemetry.control import reload_metrics
 from router.telemetry.counters import Counters
 from router.telemetry.fanout import Fanout
 from router.telemetry.health_log import HealthLog
-from router.telemetry.metrics import Metrics
+from router.telemetry.log_file import LogFile
+from router.telemetry.metrics import Metrics, Section
 from router.telemetry.recent import RecentDecisions
 
 _log = logging.getLogger(__name__)
@@ -87,10 +90,16 @@ class Router:
         self.counters = Counters()
         self.recent = RecentDecisions(self.clock)
         self.chains = ChainWatch()
+        secret = secrets.secret or _NO_SECRET
+        path = config.telemetry.access_log
+        self.access_log = LogFile(path) if path is not None else None
+        observers: list[Observer] = [self.counters, self.recent, HealthLog()]
+        if self.access_log is not None:
+            observers.append(AccessLog(self.access_log, secret=secret))
         self.engine = Engine(
             plans,
             rng=rng,
-            observer=Fanout((self.counters, self.recent, HealthLog())),
+            observer=Fanout(observers),
             on_detach=lambda error: _log.error(
                 "telemetry failed and is detached; routing goes on", exc_info=error
             ),
@@ -106,13 +115,16 @@ class Router:
             tls=secrets.tls.context if secrets.tls is not None else None,
             chains=self.chains,
         )
+        sections: list[Section] = [partial(reload_metrics, self.reloader)]
+        if self.access_log is not None:
+            sections.append(partial(access_log_metrics, self.access_log))
         metrics = Metrics(
             self.counters,
             self.engine,
             self.dataplane,
             self.clock,
             chains=self.chains,
-            sections=[partial(reload_metrics, self.reloader)],
+            sections=sections,
         )
         self.admin = AdminServer(
             self.engine,
@@ -182,6 +194,8 @@ class Router:
     async def start(self) -> None:
         """Look at the replicas, then listen. Raises `HomingError` where an address cannot be had."""
         listen, admin = self.config.listen, self.config.admin.listen
+        if self.access_log is not None:
+            self.access_log.start()
         await self.admin.start(admin.host, admin.port)
         await self.probe_once()
         await self.dataplane.start(listen.host, listen.port)
@@ -195,6 +209,8 @@ class Router:
         await self.dataplane.close(grace_s)
         await self._prober.close()
         await self.admin.close()
+        if self.access_log is not None:
+            self.access_log.close()
 
     def explain(
         self, path: str, body: bytes, session: str | None = None, tenant: str | None = None

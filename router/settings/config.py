@@ -179,8 +179,8 @@ class Telemetry(Model):
     otlp: str | None = None
     """Where traces and metrics are sent. Accepted, and not used in this version."""
     trace_sample: Annotated[float, Field(ge=0, le=1)] = 0.1
-    access_log: str | None = None
-    """A file, or `-` for standard output; `None` = no access log."""
+    access_log: Annotated[str, Field(min_length=1)] | None = None
+    """A file, or `-` for standard output; `None` = no access log. Relative to the working directory."""
 
 
 class Probe(Model):

@@ -30,7 +30,6 @@ CONFIG: Final[Sequence[Unused]] = (
         "has no effect in this version: no traces are sent",
         lambda value: value != 0,
     ),
-    Unused(("telemetry", "access_log"), "has no effect in this version: no access log is written"),
 )
 POLICY: Final[Sequence[Unused]] = (
     Unused(("price",), "has no effect in this version: later turns go home unless home is over a limit"),

@@ -63,7 +63,9 @@ def run_replay(options: Options) -> str:
             options.report.write_text(page(text, results), encoding="utf-8")
         except OSError as error:
             raise HomingError(f"{options.report}: {error.strerror}") from error
-    return json.dumps(as_json(results), indent=2) if options.json else text
+    if options.json:
+        return json.dumps({**as_json(results), "notes": list(trace.notes)}, indent=2)
+    return text
 
 
 def _plans(named: Sequence[str]) -> list[Plan]:
@@ -102,8 +104,9 @@ def _heading(options: Options, trace: Trace) -> str:
         arrival = (
             "at the trace's own times" if trace.timed else "all at once (the trace has no times; see --rate)"
         )
-    return (
+    heading = (
         f"{trace.name}: {arrival}; {options.replicas} replicas of {options.kv_tokens:,} tokens KV"
         f" and {options.host_kv_tokens if options.host_gbps else 0:,} on the host,"
         f" {options.prefill_tps:g} tokens/s prefill"
     )
+    return "\n".join([heading, *(f"note: {note}" for note in trace.notes)])

@@ -140,6 +140,7 @@ class FleetReplay:
             step.chain,
             stream=True,
             parent=player.script.parent,
+            last=step.last,
         )
         try:
             entered = self._engine.enter(turn, now)

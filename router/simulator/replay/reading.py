@@ -1,6 +1,7 @@
-"""Reads a trace file: gzip or plain, in one of two formats, both told by the content and not by the name.
+"""Reads a trace file: gzip or plain, in one of three formats, all told by the content and not by the name.
 
-Every faulty line is reported with its number, in one error.
+Of a trace, every faulty line is reported with its number, in one error. An access log was written by a router
+that lived through full disks and rotations: what of it cannot be used is said, and the rest is replayed.
 """
 
 import gzip
@@ -12,7 +13,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from router.base.errors import HomingError, SettingsError
-from router.simulator.replay import mooncake, shared
+from router.simulator.replay import access, mooncake, shared
 from router.simulator.replay.trace import Trace
 
 T = TypeVar("T")
@@ -28,6 +29,7 @@ class _Shape(msgspec.Struct):
 
     requests: msgspec.Raw = msgspec.Raw()
     hash_ids: msgspec.Raw = msgspec.Raw()
+    homing: msgspec.Raw = msgspec.Raw()
 
 
 class _Faults:
@@ -53,7 +55,7 @@ class _Faults:
 
 
 def read_trace(path: Path) -> Trace:
-    """A trace of either format.
+    """A trace of any of the formats.
 
     Raises `HomingError` where the file cannot be read or is no trace, `SettingsError` with a line for each
     line of it that is no good.
@@ -66,10 +68,13 @@ def read_trace(path: Path) -> Trace:
         raise HomingError(f"{name}: the file is empty")
     shape = faults.read(msgspec.json.Decoder(_Shape).decode, *first)
     faults.settle()
-    if shape is None or not (shape.requests or shape.hash_ids):
+    if shape is None or not (shape.requests or shape.hash_ids or shape.homing):
         raise HomingError(
-            f"{name}:{first[0]}: neither a session (`requests`) nor a request of Mooncake's (`hash_ids`)"
+            f"{name}:{first[0]}: neither a session (`requests`), nor a request of Mooncake's (`hash_ids`),"
+            " nor a line of an access log (`homing`)"
         )
+    if shape.homing:
+        return _read_access_log(path, _chain(first, lines))
     if shape.requests:
         sessions = shared.SessionReader()
         for number, line in _chain(first, lines):
@@ -83,6 +88,19 @@ def read_trace(path: Path) -> Trace:
             requests.append(request)
     faults.settle()
     return Trace(path.name, mooncake.BLOCK_TOKENS, mooncake.sessions(requests), timed=True)
+
+
+def _read_access_log(path: Path, lines: Iterator[tuple[int, bytes]]) -> Trace:
+    reader = access.AccessReader()
+    for number, line in lines:
+        try:
+            reader.take(number, line)
+        except ValueError as error:
+            raise HomingError(f"{path}:{number}: {error}") from error
+    sessions, notes = reader.sessions(), reader.notes()
+    if not sessions:
+        raise HomingError(f"{path}: no line of this access log can be replayed: {'; '.join(notes)}")
+    return Trace(path.name, access.BLOCK_TOKENS, sessions, timed=True, notes=notes)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:

@@ -7,6 +7,8 @@ turn they are in. Knows no file format and no fleet.
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from router.core.request import Chain
+
 
 class TraceTurn(NamedTuple):
     """One request. Its prompt's full blocks are the first `kept` of the turn before it, then `fresh`."""
@@ -20,6 +22,10 @@ class TraceTurn(NamedTuple):
     """From the end of the answer before it."""
     kept: int
     fresh: tuple[int, ...]
+    chain: Chain | None = None
+    """The prompt as the router saw it; `None` where the trace knows blocks only."""
+    last: bool = False
+    """The client said that it was its session's last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +62,5 @@ class Trace:
     sessions: tuple[TraceSession, ...]
     timed: bool
     """Whether the trace says when each session began."""
+    notes: tuple[str, ...] = ()
+    """What of the file was not used or guessed at, in words."""

@@ -42,6 +42,7 @@ class Step(NamedTuple):
     reply: tuple[int, ...]
     """Names of the blocks that the answer fills, as far as the next prompt shows them."""
     chain: Chain
+    last: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +186,8 @@ class _Writer:
                     kept,
                     fresh,
                     reply,
-                    segmenter.cut(hashes, kept, turn.prompt_tokens),
+                    turn.chain or segmenter.cut(hashes, kept, turn.prompt_tokens),
+                    turn.last,
                 )
             )
         return tuple(steps)

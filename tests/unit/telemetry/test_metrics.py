@@ -17,8 +17,10 @@ from router.core.fleet import ReplicaStatus, Report
 from router.core.observe import Ended, HealthChange, Outcome, Usage, WaitEnd
 from router.core.outline import Part
 from router.core.request import Turn
+from router.telemetry.access_log import access_log_metrics
 from router.telemetry.control import reload_metrics
 from router.telemetry.counters import Counters
+from router.telemetry.log_file import LogFile
 from router.telemetry.metrics import Metrics
 
 A, B = ReplicaId("a"), ReplicaId('b "quoted"\\')
@@ -149,13 +151,16 @@ def metrics(counters: Counters) -> Metrics:
     chains.turns = 5
     chains.breaks[Part.SYSTEM, Cause.DIGITS] = 2
     chains.lost_tokens[Part.SYSTEM, Cause.DIGITS] = 7000
+    log = LogFile("/missing/access.log", most_waiting=0)
+    log.write(b"one\n")
+    log.write(b"two\n")
     return Metrics(
         counters,
         fleet,
         Plane(),
         ManualClock(100.0),
         chains=chains,
-        sections=[partial(reload_metrics, Reloads())],
+        sections=[partial(reload_metrics, Reloads()), partial(access_log_metrics, log)],
         wall_ns=lambda: next(walls),
     )
 
@@ -167,6 +172,8 @@ def test_the_text_reads_back_as_what_was_counted(metrics: Metrics) -> None:
     assert value(series, "homing_ended_total", replica="a", outcome="completed") == 2
     assert value(series, "homing_refused_total", kind="overloaded") == 1
     assert value(series, "homing_session_moves_total") == 1
+    assert value(series, "homing_access_log_lines_total", result="lost") == 1
+    assert value(series, "homing_access_log_lines_total", result="written") == 0
     assert value(series, "homing_chain_turns_total") == 5
     assert value(series, "homing_chain_breaks_total", part="system", cause="digits") == 2
     assert value(series, "homing_chain_lost_tokens_total", part="system", cause="digits") == 7000

@@ -56,7 +56,7 @@ def test_mooncakes_format_is_known_by_its_content(write):
     [
         (b"", "the file is empty"),
         (b"\n \n", "the file is empty"),
-        (b'{"messages": []}', ":1: neither a session (`requests`) nor a request of Mooncake's"),
+        (b'{"messages": []}', ":1: neither a session (`requests`), nor a request of Mooncake's"),
         (b"\nno json", ":2: JSON is malformed"),
         (b"[1]", ":1: Expected `object`, got `array`"),
         (SESSION % b"a" + b"\n\n" + SESSION % b"\xff", ":3: Invalid"),
@@ -88,3 +88,28 @@ def test_all_faulty_lines_are_told_at_once_up_to_twenty(write):
     assert caught.value.faults[0].startswith(f"{path}:2: turn 0: in:")
     assert caught.value.faults[19].startswith(f"{path}:21: ")
     assert caught.value.faults[20] == "… and 5 more"
+
+
+LINE = (
+    b'{"homing":1,"at":5.0,"session":"a","model":"m","keep":0,"new":"00000000000000010000000000000002",'
+    b'"sizes":[0,4000],"opening":2,"outcome":"completed","prompt_tokens":1000,"completion_tokens":5}\n'
+)
+
+
+def test_an_access_log_is_told_by_its_content_and_used_as_far_as_it_goes(write):
+    trace = read_trace(write(gzip.compress(LINE + b'{"homing":1,"at":6.0,"se')))
+    assert (trace.timed, trace.block_tokens) == (True, 64)
+    [session] = trace.sessions
+    assert (session.id, session.turns[0].prompt_tokens, len(session.turns[0].fresh)) == ("a/m", 1000, 15)
+    assert trace.notes == ("1 line not used: not whole, or no line of an access log (the first is line 2)",)
+
+
+def test_an_access_log_without_a_turn_that_can_be_replayed_says_why(write):
+    path = write(LINE.replace(b'"completed"', b'"died"'))
+    with pytest.raises(
+        HomingError, match="no line of this access log can be replayed: 1 line not used: failed"
+    ):
+        read_trace(path)
+    path = write(LINE.replace(b'"homing":1', b'"homing":9'))
+    with pytest.raises(HomingError, match=r":1: format 9 of the access log"):
+        read_trace(path)
