@@ -149,6 +149,7 @@ class Router:
             api_keys=secrets.replica_keys,
             tls=secrets.replica_tls,
             on_silent=self.dataplane.give_up_on,
+            on_looked=self.dataplane.dispatch_soon,
         )
         self._watches = (
             [certificate_watch(secrets.tls, every_s=look_every_s)] if secrets.tls is not None else []

@@ -120,8 +120,10 @@ class Prober:
         api_keys: Mapping[ReplicaId, str] | None = None,
         tls: Mapping[ReplicaId, ssl.SSLContext] | None = None,
         on_silent: Callable[[ReplicaId, str], None] | None = None,
+        on_looked: Callable[[], None] | None = None,
     ) -> None:
-        """`on_silent` is told of a replica that is given up on, and why, after each look from then on."""
+        """`on_silent` is told of a replica that is given up on, and why, after each look from then on;
+        `on_looked` is called after every look, whatever it showed."""
         self._fleet = fleet
         self._clock = clock
         self._rng = rng
@@ -129,6 +131,7 @@ class Prober:
         self._api_keys = api_keys or {}
         self._tls = tls or {}
         self._on_silent = on_silent
+        self._on_looked = on_looked
         self._watches: dict[ReplicaId, _Watch] = {}
         self._tasks = TaskOwner()
         self._session: aiohttp.ClientSession | None = None
@@ -205,6 +208,8 @@ class Prober:
             except Exception:  # noqa: BLE001 - a fault of ours in one round must not end the watch for good
                 _log.exception("replica %s: probing failed", watch.spec.id)
                 self._fleet.probe_failed(watch.spec.id, "the router's own probe failed", self._clock.now())
+            if self._on_looked is not None:
+                self._on_looked()
             if not watch.answered.done():
                 watch.answered.set_result(None)
             spent_s = self._clock.now() - began

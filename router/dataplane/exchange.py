@@ -17,6 +17,7 @@ from router.base.ids import ReplicaId, TenantId
 from router.base.system import is_own_shortage, system_words
 from router.core.decide import Kind
 from router.core.observe import Outcome, Usage
+from router.core.queue import Held
 from router.core.ticket import Ticket
 from router.dataplane.answer import StreamReader, read_body
 from router.dataplane.departure import LEADING_ZERO
@@ -72,6 +73,7 @@ class Exchange:
         "_content",
         "_failed",
         "_head",
+        "_held",
         "_in_hand",
         "_keep",
         "_last_used",
@@ -118,6 +120,8 @@ class Exchange:
         self._keep = True
         self._request_id = b""
         self._routed: Routed | None = None
+        self._held: Held | None = None
+        """While the turn waits in the router for a replica."""
         self._ticket: Ticket | None = None
         self._pool: Pool | None = None
         self._upstream: UpstreamConnection | None = None
@@ -159,18 +163,46 @@ class Exchange:
         except Refused as refusal:
             self._refuse(refusal)
 
-    def _attempt(self) -> None:
-        """Choose a replica and send the turn there. Raises `Refused`."""
-        routed = self._routed
+    def _attempt(self, ticket: Ticket | None = None) -> None:
+        """Choose a replica and send the turn there, or let it wait for one. Raises `Refused`.
+
+        `ticket`: of the replica that it has waited for.
+        """
+        routed, plane = self._routed, self._plane
         assert routed is not None
-        ticket = self._plane.engine.admit(
-            routed.turn, self._plane.now(), plan=routed.plan, failed=self._failed
-        )
+        if ticket is None:
+            wait = routed.wait
+            if wait is None:
+                ticket = plane.engine.admit(routed.turn, plane.now(), plan=routed.plan)
+            else:
+                wait_s = plane.limits.wait_s(wait.patience_s)
+                entered = plane.engine.enter(
+                    routed.turn,
+                    plane.now(),
+                    plan=routed.plan,
+                    priority=wait.priority,
+                    wait_s=wait_s,
+                    size=self.held,
+                )
+                if isinstance(entered, Held):
+                    self._held = entered
+                    plane.waits(entered, self)
+                    return
+                ticket = entered
         self._ticket = ticket
-        self._resent = False
         self._dispatch(reuse=True)
         if routed.outline is not None:
-            self._plane.watch_chain(ticket, routed.outline)
+            plane.watch_chain(ticket, routed.outline)
+
+    def dispatched(self, ticket: Ticket) -> None:
+        """The turn has waited, and a replica has room for it."""
+        self._held = None
+        self._attempt(ticket)
+
+    def waited_in_vain(self, refusal: Refused) -> None:
+        """The turn waits no longer, and no replica gets it."""
+        self._held = None
+        self._refuse(refusal)
 
     def _dispatch(self, *, reuse: bool) -> None:
         assert self._ticket is not None
@@ -273,7 +305,7 @@ class Exchange:
                 self._pool.answer_line,
                 _KIND_LINES[decision.kind],
                 self._request_id,
-                b"\r\n",
+                _waited_line(decision.waited_s) if decision.waited_s else b"\r\n",
                 framing,
             )
         )
@@ -419,6 +451,8 @@ class Exchange:
         assert routed is not None
         now = plane.now()
         ticket.end(outcome, now)
+        if plane.waiting:
+            plane.dispatch_soon()
         self._outcomes += (outcome,)
         self._failed += (ticket.decision.replica,)
         if not plane.engine.may_retry(self._outcomes, now, plan=routed.plan):
@@ -481,8 +515,11 @@ class Exchange:
 
     def timed_out(self, why: str, outcome: Outcome = Outcome.TIMEOUT) -> None:
         """The answer took too long; `why` in words."""
-        replica = self._ticket.decision.replica if self._ticket is not None else "?"
-        self._give_up(outcome, Refused(ErrorKind.UPSTREAM_TIMEOUT, f"replica {replica}: {why}"))
+        if self._ticket is None:
+            where = "the turn still waited for a replica"
+        else:
+            where = f"replica {self._ticket.decision.replica}"
+        self._give_up(outcome, Refused(ErrorKind.UPSTREAM_TIMEOUT, f"{where}: {why}"))
 
     def _give_up(self, outcome: Outcome, refusal: Refused) -> None:
         """Leave the replica and tell the client: in a response of its own, or in the one that has begun."""
@@ -490,6 +527,8 @@ class Exchange:
         if self.phase is Phase.WAITING:
             if self._ticket is not None:
                 self._ticket.end(outcome, self._plane.now())
+                if self._plane.waiting:
+                    self._plane.dispatch_soon()
             self._forget_answer()
             self._refuse(refusal)
             return
@@ -530,6 +569,9 @@ class Exchange:
         self._over(Outcome.CANCELLED, self._reader.usage if self._reader is not None else None)
 
     def _leave_replica(self) -> None:
+        if self._held is not None:
+            self._plane.waits_no_longer(self._held)
+            self._held = None
         if self._opening is not None:
             self._opening.cancel()
             self._opening = None
@@ -562,6 +604,8 @@ class Exchange:
         assert self._response is not None
         if self._response.status < 300 and not self._strange:
             self._ticket.first_byte(self._plane.now())
+            if self._plane.waiting:
+                self._plane.dispatch_soon()
 
     def _stored(self, response_id: str) -> None:
         """The replica keeps its answer, unless it was told not to. The client may refer to it as soon as it
@@ -621,11 +665,18 @@ class Exchange:
         self.phase = Phase.OVER
         if self._ticket is not None and outcome is not None:
             self._ticket.end(outcome, self._plane.now(), usage)
+            if self._plane.waiting:
+                self._plane.dispatch_soon()
         if self.held:
             self._plane.release(self)
         if self._head.request_id is not None:
             self._plane.release_request_id(self._request_id)
         self._client.finished(keep=self._keep)
+
+
+def _waited_line(seconds: float) -> bytes:
+    """Ends one header line and makes another, which says how long the router held the turn."""
+    return b"\r\nx-homing-waited-ms: %d\r\n" % round(seconds * 1000.0)
 
 
 def _outcome_of(status: int) -> Outcome:

@@ -4,6 +4,7 @@ llhttp has already refused what is malformed on the wire (both lengths, folded o
 characters, spaces before a colon). This module refuses what is well-formed and still must not pass.
 """
 
+import re
 from collections.abc import Iterable
 from enum import Enum, auto
 from typing import Final, NamedTuple
@@ -40,6 +41,9 @@ _MAX_REQUEST_ID: Final = 128
 _REQUEST_ID_BYTES: Final = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:")
 
 
+_SECONDS: Final = re.compile(rb"[0-9]+(?:\.[0-9]+)?")
+
+
 class _Kind(Enum):
     """What a header is to the router. Those without a kind go on as they are."""
 
@@ -56,6 +60,8 @@ class _Kind(Enum):
     CONNECTION = auto()
     SESSION = auto()
     TENANT = auto()
+    PRIORITY = auto()
+    PATIENCE = auto()
 
 
 # A member looked up on its class costs as much as the comparison; these are in nearly every head.
@@ -93,6 +99,10 @@ class Head(NamedTuple):
     length: int
     """Content-Length; 0 where there is none."""
     expects_continue: bool
+    priority: bytes | None = None
+    """What the client asks for in `X-Homing-Priority`."""
+    patience_s: float | None = None
+    """For how long the client waits for an answer, as its SDK says; `None` = it does not."""
 
 
 class HeadReader:
@@ -118,6 +128,10 @@ class HeadReader:
             b"expect": _Kind.EXPECT,
             b"upgrade": _Kind.UPGRADE,
             b"connection": _Kind.CONNECTION,
+            b"x-homing-priority": _Kind.PRIORITY,
+            # The OpenAI and Anthropic SDKs say how long they wait, in seconds.
+            b"x-stainless-timeout": _Kind.PATIENCE,
+            b"x-stainless-read-timeout": _Kind.PATIENCE,
         }
         self._session_names = {b"x-session-id": b""}
         for name in session_headers:
@@ -146,7 +160,7 @@ class HeadReader:
         kinds, lines = self._kinds, self._lines
         forward: list[bytes] = []
         sessions: tuple[tuple[bytes, bytes], ...] = ()
-        key = tenant = request_id = listed = None
+        key = tenant = request_id = listed = priority = patience_s = None
         content_type = b""
         has_body = expects_continue = False
         hosts = length = 0
@@ -190,6 +204,11 @@ class HeadReader:
                 tenant = value.strip()
                 if len(tenant) > MAX_TENANT:
                     raise Refused(ErrorKind.BAD_REQUEST, f"the tenant's name is over {MAX_TENANT} bytes")
+            elif kind is _Kind.PATIENCE:
+                patience_s = _seconds(value) or patience_s
+                forward.append(name.lower() + b": " + value + b"\r\n")
+            elif kind is _Kind.PRIORITY:
+                priority = value.strip()
             elif kind is _Kind.ENCODING:
                 if version != "1.1":
                     raise Refused(ErrorKind.BAD_REQUEST, f"HTTP/{version} knows no Transfer-Encoding")
@@ -233,6 +252,8 @@ class HeadReader:
             has_body,
             length,
             expects_continue,
+            priority,
+            patience_s,
         )
 
     def _kind(self, name: bytes) -> _Kind | None:
@@ -254,6 +275,14 @@ class HeadReader:
         if len(url) <= _MAX_REMEMBERED and len(self._targets) < _MAX_TARGETS and b"?" not in url:
             self._targets[url] = target
         return target
+
+
+def _seconds(value: bytes) -> float | None:
+    """A time as an SDK writes it; `None` for anything else, which goes on all the same."""
+    text = value.strip()
+    if len(text) > MAX_DIGITS or _SECONDS.fullmatch(text) is None:
+        return None
+    return float(text) or None
 
 
 def _spellings(name: bytes) -> list[bytes]:

@@ -2,6 +2,9 @@
 
 import sys
 from dataclasses import dataclass
+from typing import Final
+
+_OF_PATIENCE: Final = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,3 +34,13 @@ class Limits:
     request sent into that close is lost."""
     upstream_idle_connections: int = 512
     """Idle connections kept a replica."""
+
+    def wait_s(self, patience_s: float | None) -> float | None:
+        """For how long a turn may wait for a replica, by the limits and by its client's patience.
+
+        Somewhat less than the client waits, so that it hears why. `None` = they do not say.
+        """
+        if patience_s is None:
+            return self.total_s
+        wait_s = patience_s * _OF_PATIENCE
+        return wait_s if self.total_s is None else min(wait_s, self.total_s)

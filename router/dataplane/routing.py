@@ -7,11 +7,11 @@ import hashlib
 import hmac
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from router.base.errors import ErrorKind, Refused
 from router.base.ids import OPEN_TENANT, SessionKey, TenantId
-from router.core.plan import Plan
+from router.core.plan import Plan, QueueRules
 from router.core.request import EMPTY_CHAIN, Turn
 from router.core.session import session_key
 from router.dataplane.dialects import MAX_RESPONSE_ID, Dialect, RequestReader, dialect_of
@@ -38,6 +38,15 @@ _LAST: Final = b"x-homing-session-end"
 _YES: Final = frozenset({b"true", b"1", b"yes"})
 
 
+class Wait(NamedTuple):
+    """What a client says of how its turn may wait in the router."""
+
+    priority: str | None
+    """One of the policy's."""
+    patience_s: float | None
+    """For how long the client waits itself; `None` = it does not say."""
+
+
 class Routed:
     """A request, ready for any replica: between `head_start` and `head_end` goes what names the replica."""
 
@@ -51,6 +60,7 @@ class Routed:
         "plan",
         "stores",
         "turn",
+        "wait",
     )
 
     def __init__(
@@ -65,6 +75,7 @@ class Routed:
         head_end: bytes,
         body: tuple[bytes | memoryview, ...],
         outline: BodyOutline | None,
+        wait: Wait | None,
     ) -> None:
         self.turn = turn
         self.plan = plan
@@ -77,6 +88,8 @@ class Routed:
         self.head_end = head_end
         self.body = body
         self.outline = outline
+        self.wait = wait
+        """`None` where the policy does not let turns wait in the router."""
         """What can be told of the prompt's segments while the body is held."""
 
 
@@ -143,6 +156,7 @@ class Routing:
         last = False
         if head.sessions and (session is None or len(head.sessions) > 1):
             session, parent, last = self._kin(head.sessions, tenant, index, session, source)
+        wait = None if plan.queue is None else _wait(head, plan.queue)
         body: tuple[bytes | memoryview, ...] = (content,) if content else ()
         hide_usage = stores = False
         if read is None:
@@ -203,6 +217,7 @@ class Routing:
             head_end=b"".join(lines),
             body=body,
             outline=read.outline if read is not None else None,
+            wait=wait,
         )
 
     def _kin(
@@ -245,6 +260,20 @@ def _part(session_id: bytes, agent: bytes) -> bytes:
 def cache_salt(secret: bytes, tenant: TenantId) -> str:
     """The tenant's `cache_salt`, so that the engine's own prefix cache keeps tenants apart too."""
     return hmac.new(secret, b"cache_salt\0" + tenant.encode(), hashlib.sha256).hexdigest()[:32]
+
+
+def _wait(head: Head, rules: QueueRules) -> Wait:
+    """How the turn may wait. Raises `Refused` for a priority that the policy does not know."""
+    priority = None
+    if head.priority is not None:
+        priority = head.priority.decode("latin-1")
+        if priority not in rules.leads_s:
+            raise Refused(
+                ErrorKind.BAD_REQUEST,
+                f"X-Homing-Priority is {priority[:64]!r}; this policy's priorities are:"
+                f" {', '.join(rules.leads_s) or 'none'}",
+            )
+    return Wait(priority, head.patience_s)
 
 
 def _is_json(head: Head) -> bool:

@@ -18,6 +18,7 @@ from router.core.chain_watch import ChainWatch, told
 from router.core.engine import Engine
 from router.core.fleet import ReplicaSpec
 from router.core.outline import Describe
+from router.core.queue import Held
 from router.core.ticket import Ticket
 from router.dataplane.client import ClientConnection
 from router.dataplane.exchange import Exchange
@@ -81,6 +82,11 @@ class DataPlane:
         status that says it."""
         self.stopping = False
         """Whether no connection is to outlive the request that is arriving or in progress on it."""
+        self.waiting: dict[Held, Exchange] = {}
+        """Turns that the engine holds, and whose they are."""
+        self._dispatching: asyncio.Handle | None = None
+        """The next look at them, where that is not to be left to the sweep."""
+        self._dispatch_at = 0.0
         self._access = access
         self._tenant_header = tenant_header
         self._tls = tls
@@ -195,6 +201,54 @@ class DataPlane:
                 _log.exception("giving up on replica %s failed", replica)
                 connection.abort()
 
+    # --- turns that wait ----------------------------------------------------------------------------
+
+    def waits(self, held: Held, exchange: Exchange) -> None:
+        """A turn is held."""
+        self.waiting[held] = exchange
+        self.dispatch_soon()
+
+    def waits_no_longer(self, held: Held) -> None:
+        """Its client has gone, or the router stops."""
+        if self.waiting.pop(held, None) is not None:
+            self.engine.leave(held, self.now())
+            self.dispatch_soon()
+
+    def dispatch_soon(self) -> None:
+        """Something may have made room for a turn that waits: look, once all that is due now is done."""
+        if self.waiting:
+            self._dispatch_in(0.0)
+
+    def _dispatch_in(self, seconds: float) -> None:
+        at = self.now() + seconds
+        if self._dispatching is not None:
+            if self._dispatch_at <= at:
+                return
+            self._dispatching.cancel()
+        self._dispatch_at = at
+        self._dispatching = asyncio.get_running_loop().call_later(seconds, self._dispatch)
+
+    def _dispatch(self) -> None:
+        """Send on the turns that a replica has room for, and refuse those whose time is up."""
+        self._dispatching = None
+        now = self.now()
+        went, refused = self.engine.dispatch(now)
+        answers: list[tuple[Held, Ticket | Refused]] = [*went, *refused]
+        for held, answer in answers:
+            exchange = self.waiting.pop(held)
+            try:
+                if isinstance(answer, Refused):
+                    exchange.waited_in_vain(answer)
+                else:
+                    exchange.dispatched(answer)
+            except Exception:  # noqa: BLE001 - one turn's fault must not cost the others theirs
+                _log.exception("a request failed in the router itself")
+                exchange.fault()
+        if self.waiting:
+            at = self.engine.wake_at(now)
+            if at is not None and at < now + _SWEEP_S:
+                self._dispatch_in(max(0.0, at - now))
+
     # --- for connections and exchanges --------------------------------------------------------------
 
     def tenant_of(self, head: Head) -> TenantId:
@@ -287,6 +341,8 @@ class DataPlane:
                 except Exception:  # noqa: BLE001 - one connection's fault must not end everybody's time limits
                     _log.exception("sweeping a connection failed")
                     connection.abort()
+            # Replicas may have been drained or removed, and the time of turns that wait may be up.
+            self.dispatch_soon()
             for pool in self.pools.values():
                 pool.sweep(now)
             if self._retired:
