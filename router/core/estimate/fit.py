@@ -1,0 +1,90 @@
+"""Fits a few positive coefficients to sums of parts, in relative errors, with fading memory.
+
+For times that add up: so much for the start, so much a token. Knows not what it fits.
+"""
+
+from collections.abc import Sequence
+from math import exp, log
+from typing import Final, NamedTuple
+
+# Relative error of one observation. A step of the engine that has just begun makes it of this size.
+_NOISE: Final = 0.2**2
+
+# What was seen counts as at most so many times what was expected, or as few: one absurd observation moves no
+# coefficient by more.
+_CLIP: Final = log(1.5)
+
+# A prediction that is right to 2 % teaches nothing: most observations of what is known cost only this look.
+_NEGLIGIBLE: Final = 0.02
+
+# What was learned fades: 0.99⁷⁰ = a half.
+_FADE: Final = 0.99
+
+
+class Coefficient(NamedTuple):
+    """What is assumed of one coefficient: 0 < `least` ≤ `seed` ≤ `most`."""
+
+    seed: float
+    doubt: float
+    """By what factor the seed may well be wrong: above 1."""
+    least: float
+    most: float
+
+
+class Fit:
+    """A Kalman filter over the logarithms of the coefficients, which therefore stay positive.
+
+    An observation costs some 8 µs for three coefficients, or a look where what was expected is right.
+    """
+
+    __slots__ = ("_bounds", "_covariance", "_logs", "_prior", "values")
+
+    def __init__(self, coefficients: Sequence[Coefficient]) -> None:
+        self._bounds = tuple((log(each.least), log(each.most)) for each in coefficients)
+        self._prior = tuple(log(each.doubt) ** 2 for each in coefficients)
+        self._covariance = [
+            [prior if row == column else 0.0 for column in range(len(coefficients))]
+            for row, prior in enumerate(self._prior)
+        ]
+        self._logs = [log(each.seed) for each in coefficients]
+        self.values = tuple(each.seed for each in coefficients)
+        """What is believed of each. Read-only; replaced whole."""
+
+    def observe(self, parts: Sequence[float], seen: float) -> bool:
+        """`seen`, above 0, is the sum of the coefficients times `parts`. Whether `values` have changed."""
+        each = [value * part for value, part in zip(self.values, parts, strict=True)]
+        expected = sum(each)
+        if not expected > 0.0:
+            return False
+        times = seen / expected
+        if -_NEGLIGIBLE < times - 1.0 < _NEGLIGIBLE:
+            return False
+        off = log(times)
+        # What is far off says that something is, and little of what.
+        noise = _NOISE * max(1.0, abs(off) / _CLIP)
+        off = min(_CLIP, max(-_CLIP, off))
+        shares = [part / expected for part in each]
+        spread = [
+            sum([own * share for own, share in zip(row, shares, strict=True)]) for row in self._covariance
+        ]
+        gain = 1.0 / (noise + sum([own * share for own, share in zip(spread, shares, strict=True)]))
+        self._logs = [
+            min(most, max(least, value + own * gain * off))
+            for (least, most), value, own in zip(self._bounds, self._logs, spread, strict=True)
+        ]
+        self.values = tuple(map(exp, self._logs))
+        # A little less certain than the observation left it, and never less than at the beginning: else all
+        # certainty would fade where observations do not differ, and one odd one move everything.
+        left = [
+            [own - mine * other * gain for own, other in zip(row, spread, strict=True)]
+            for row, mine in zip(self._covariance, spread, strict=True)
+        ]
+        fade = [
+            min(1.0 / _FADE, prior / left[at][at]) ** 0.5 if left[at][at] > 0.0 else 1.0
+            for at, prior in enumerate(self._prior)
+        ]
+        self._covariance = [
+            [own * mine * other for own, other in zip(row, fade, strict=True)]
+            for row, mine in zip(left, fade, strict=True)
+        ]
+        return True

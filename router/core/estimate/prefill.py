@@ -1,0 +1,82 @@
+"""How long a replica takes to prefill: a curve over new tokens and context, learned from first tokens.
+
+Knows no turns: it is told how many tokens were computed, behind how many, and how long that took.
+"""
+
+from math import isfinite
+from typing import Final, NamedTuple
+
+from router.core.estimate.fit import Coefficient, Fit
+
+# Seconds from dispatch to first token beside all prefilling: a step that has begun, the way there and back.
+# Some tens of milliseconds on any engine.
+_SEED_BASE_S: Final = 0.02
+_LEAST_BASE_S: Final = 1e-4
+_MOST_BASE_S: Final = 2.0
+
+# Tokens a second: a small model on two cores, and ten times what any accelerator does.
+_LEAST_RATE: Final = 50.0
+_MOST_RATE: Final = 5_000_000.0
+
+# A share of the cost of a token without context, for each token before it. The seed doubles the cost at a
+# million tokens; the least is none, the most makes it a hundredfold at 200k.
+_SEED_BEND: Final = 1e-6
+_LEAST_BEND: Final = 1e-9
+_MOST_BEND: Final = 100.0 / 200_000.0
+
+# A first token that took longer says that something else went wrong.
+_MOST_S: Final = 3600.0
+
+_DOUBT: Final = 5.0
+"""Factor by which the seeds may be off."""
+
+
+class Curve(NamedTuple):
+    """Seconds to the first token as a function of what is to be computed. A value."""
+
+    base_s: float
+    """For a prompt that needs next to nothing computed."""
+    token_s: float
+    """For each new token with nothing before it."""
+    bend_s: float
+    """More for each new token and each token before it: attention."""
+
+    def seconds(self, missing: float, context: float) -> float:
+        """To compute the last `missing` tokens of a prompt of `context` tokens, once begun."""
+        return self.base_s + missing * (self.token_s + self.bend_s * (context - 0.5 * missing))
+
+    def work_s(self, missing: float, context: float) -> float:
+        """As `seconds`, without the base: what others must wait for it."""
+        return missing * (self.token_s + self.bend_s * (context - 0.5 * missing))
+
+
+class PrefillCurve:
+    """Learns a `Curve`. Each coefficient stays within bounds, and none is negative: more never takes less
+    time."""
+
+    __slots__ = ("_fit", "curve")
+
+    def __init__(self, seed_tokens_per_s: float) -> None:
+        """`seed_tokens_per_s`: the rate to assume of a short prompt before anything is known."""
+        token = 1.0 / min(_MOST_RATE, max(_LEAST_RATE, seed_tokens_per_s))
+        self._fit = Fit(
+            (
+                Coefficient(_SEED_BASE_S, _DOUBT, _LEAST_BASE_S, _MOST_BASE_S),
+                Coefficient(token, _DOUBT, 1.0 / _MOST_RATE, 1.0 / _LEAST_RATE),
+                Coefficient(token * _SEED_BEND, _DOUBT, token * _LEAST_BEND, token * _MOST_BEND),
+            )
+        )
+        self.curve = Curve(*self._fit.values)
+        """What is believed. Read-only; replaced whole."""
+
+    def observe(self, missing: float, context: float, seconds: float) -> bool:
+        """Learn from a first token that came `seconds` after its prompt's turn in the engine had come.
+
+        Whether `curve` has changed. What cannot be, from a clock that was set, is ignored.
+        """
+        if not 0.0 < seconds <= _MOST_S or not 0.0 < missing <= context or not isfinite(context):
+            return False
+        if not self._fit.observe((1.0, missing, missing * (context - 0.5 * missing)), seconds):
+            return False
+        self.curve = Curve(*self._fit.values)
+        return True
