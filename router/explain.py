@@ -16,6 +16,8 @@ from router.wiring import Router
 
 _TIMEOUT_S: Final = 10.0
 
+_TERMS: Final = ("wait", "fetch", "compute", "crowd", "displacement", "move", "risk", "price")
+
 
 def ask_admin(
     url: str, body: bytes, *, path: str, session: str | None, tenant: str | None, token: str | None
@@ -94,7 +96,26 @@ def render(answer: Mapping[str, Any]) -> str:
         )
         for line in answer["candidates"]
     ]
-    return "\n".join([*lines, table(header, rows)])
+    lines.append(table(header, rows))
+    if answer["options"] is not None:
+        lines += ["", "the bill, in ms: each way to have the turn, and what it adds up to"]
+        lines.append(_bill(answer["options"], answer))
+    return "\n".join(lines)
+
+
+def _bill(options: Sequence[Mapping[str, Any]], answer: Mapping[str, Any]) -> str:
+    """The priced options, the chosen one marked."""
+    taken = answer["pull"]["source"] if answer["pull"] is not None else None
+    rows = [
+        (
+            "→" if option["replica"] == answer["replica"] and option["source"] == taken else "",
+            option["replica"],
+            f"pull {option['pulled_tokens']} from {option['source']}" if option["source"] else option["way"],
+            *(f"{option[f'{term}_ms']:.1f}" for term in _TERMS),
+        )
+        for option in options
+    ]
+    return table(("", "replica", "way", *_TERMS), rows)
 
 
 def _source(source: str) -> str:

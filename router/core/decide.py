@@ -8,11 +8,18 @@ from collections.abc import Mapping
 from enum import StrEnum
 from functools import partial
 from random import Random
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from router.base.ids import ReplicaId
+from router.core.estimate.prefill import Curve, PrefillCurve
+from router.core.learned import SEED_TOKENS_PER_S
 from router.core.request import Turn
 from router.core.ring import Ring
+
+if TYPE_CHECKING:
+    from router.core.price import Prices, Pull
+
+_SEED_CURVE: Final = PrefillCurve(SEED_TOKENS_PER_S).curve
 
 
 class Kind(StrEnum):
@@ -55,17 +62,58 @@ class Candidate(NamedTuple):
     """When a new session was last placed there; breaks ties so that paced sessions spread."""
     over: str | None
     """Which limit of the policy it exceeds, in words; `None` if none."""
-    free_tokens: int | None = None
+    free_tokens: float | None = None
     """KV that is neither in use nor spoken for by turns on their way there, below 0 where more is; `None` if
     unknown."""
     held_tokens: int = 0
     """Missing tokens of the turns that wait in the router to go there."""
     ahead_tokens: int = 0
     """Those of them that are of turns which would go before this one."""
+    held: int = 0
+    """How many turns wait in the router to go there."""
+    host_tokens: int = 0
+    """How many of `cached_tokens` lie only in its host tier."""
+    reach_tokens: int | None = None
+    """KV capacity of device and host together; `None` where the replica has not told."""
+    wait_s: float = 0.0
+    """Until it has prefilled what goes before this turn: what was sent there, and what waits to be."""
+    slot_s: float = 0.0
+    """Until it has a place and KV blocks for this turn. 0 where its capacity is unknown."""
+    curve: Curve = _SEED_CURVE
+    """What a first token takes there, as learned."""
 
 
 make_candidate: "partial[Candidate]" = partial(tuple.__new__, Candidate)
 """A candidate from the tuple of its fields, in half the time: one is made for every replica and turn."""
+
+
+class Source(NamedTuple):
+    """A replica, or a pool, that KV of this prompt could be pulled from."""
+
+    replica: ReplicaId
+    cached_tokens: int
+    """Leading prompt tokens expected there."""
+    pulls: int
+    """Under way from it."""
+    chance: float
+    """That a pull from it brings what it was sent for, 0 … 1."""
+
+
+class Pulls(NamedTuple):
+    """What there is to know of pulling this prompt's KV."""
+
+    sources: tuple[Source, ...]
+    """Those within their budget whose breaker is closed, whether or not they are candidates."""
+    targets: frozenset[ReplicaId]
+    """Who can pull."""
+    inbound: Mapping[ReplicaId, int]
+    """Pulls under way to a replica; none where it is not named."""
+    links: Mapping[tuple[ReplicaId, ReplicaId], tuple[float, float]]
+    """Seconds to begin and seconds a byte from the first to the second, as learned, for one pull alone."""
+    seed: tuple[float, float]
+    """The same for two replicas of which nothing is known."""
+    token_bytes: float
+    """KV bytes of a token."""
 
 
 class FleetView(NamedTuple):
@@ -85,6 +133,8 @@ class FleetView(NamedTuple):
     """How many decisions this policy made before this one: whose turn it is, for a strategy that rotates."""
     parent: ReplicaId | None = None
     """Where the session lives that started this one, for a session without a home; `None` if nobody knows."""
+    pulls: Pulls | None = None
+    """`None` where nothing can be pulled."""
 
 
 class Choice(NamedTuple):
@@ -96,6 +146,11 @@ class Choice(NamedTuple):
     prices: tuple[float, ...] | None = None
     """A figure for each candidate, in their order, in the strategy's own unit (less is better); `None`
     where it compared none. Never infinite, never negative."""
+    pull: "Pull | None" = None
+    """What the replica is to fetch from another one first; `None` = nothing."""
+    price_list: "Prices | None" = None
+    """What the candidates were priced by, for a strategy that prices in milliseconds: whoever wants the bill
+    makes it of this and the candidates."""
 
 
 class Strategy(Protocol):
@@ -140,3 +195,13 @@ class Decision(NamedTuple):
     """Monotonic seconds."""
     waited_s: float = 0.0
     """For how long the router had held the turn."""
+    pull: "Pull | None" = None
+    """What it is to fetch from another replica first."""
+    price_list: "Prices | None" = None
+    pulls: Pulls | None = None
+    """As they stood; with the price list and the candidates they make the bill."""
+
+    @property
+    def chosen(self) -> Candidate:
+        """The replica as it stood."""
+        return next(candidate for candidate in self.candidates if candidate.replica == self.replica)

@@ -24,6 +24,7 @@ from router.core.health import (
     TurnFailed,
     TurnSucceeded,
 )
+from router.core.learned import Learned
 from router.core.member import Member
 from router.core.model import Model
 from router.core.observe import FAILURES, NEUTRAL, Ended, HealthChange, Observer, Outcome, Usage, WaitEnd
@@ -183,16 +184,11 @@ class Engine:
             self._models.move_to_end(name)
         self._served[plan] += 1
         ticket = Ticket(self, turn, decision, member, model, depth)
-        member.in_flight += 1
-        member.kv_tokens += ticket.kv_tokens
         missing = ticket.missing
-        if missing:
-            member.pending_tokens += missing
-            member.starting += 1
-            if not turn.stream:
-                # The answer's first byte comes after all decoding, so it says nothing of prefill.
-                due = now + member.pending_tokens / member.prefill_tps
-                heappush(member.due, (due, next(self._admitted), ticket))
+        member.take(ticket, decision.prompt_tokens, ticket.kv_tokens, missing, now)
+        if missing and not turn.stream:
+            # The answer's first byte comes after all decoding, so it says nothing of prefill.
+            heappush(member.due, (now + member.wait_s(now), next(self._admitted), ticket))
         if decision.kind is Kind.NEW:
             member.placed_at = now
         if self._observer is not None:
@@ -442,7 +438,7 @@ class Engine:
         view, depths = self._look(turn, now, plan_index, self._eligible(turn, now, failed), model, rank)
         pinned = self._pinned(turn, view) if turn.response_id is not None else None
         choice = pinned if pinned is not None else plan.strategy.choose(turn, view, self._rng)
-        chosen, reason, prices = choice
+        chosen, reason, prices, pull, price_list = choice
         replica = chosen.replica
         candidates, home, prompt_tokens = view.candidates, view.home, view.prompt_tokens
         if failed:
@@ -455,6 +451,8 @@ class Engine:
             kind = Kind.NEW
         elif replica == home:
             kind = Kind.HOME
+        elif pull is not None:
+            kind = Kind.PULL
         elif any(candidate.replica == home for candidate in candidates):
             kind = Kind.SPILL
         else:
@@ -475,8 +473,12 @@ class Engine:
             cached if cached < prompt_tokens else prompt_tokens,
             len(failed),
             now,
+            0.0,
+            pull,
+            price_list,
+            view.pulls if price_list is not None else None,
         )
-        return decision, member, depths.get(member.shelf, 0)
+        return decision, member, depths.get(member.reach, 0)
 
     def _eligible(self, turn: Turn, now: float, failed: tuple[ReplicaId, ...]) -> list[Member]:
         """Replicas that this turn may go to. Raises `Refused` with the reason there are none.
@@ -580,7 +582,7 @@ class Engine:
             elif home_member.epoch == session.home_epoch:
                 home = session.home
                 resident = session.resident_tokens
-                depth = depths.get(home_member.shelf, 0)
+                depth = depths.get(home_member.reach, 0)
                 if depth and hashes[depth - 1] == session.tail:
                     # The prompt goes on from the last turn: its length and its reply are known, not
                     # estimated, and the reply's tokens are in the cache too.
@@ -619,21 +621,35 @@ class Engine:
             replica = member.id
             if replica == home and home_cached >= 0:
                 cached = home_cached
-            elif depth := depths.get(member.shelf, 0):
+            elif depth := depths.get(member.reach, 0):
                 cached = int(ends[depth - 1] * ratio)
             else:
                 cached = 0
+            reloaded = 0
             if cached:
                 trust = member.delivery.trust
                 if trust != 1.0:
                     cached = int(cached * trust)
-            free = member.kv_free
+                if member.reach != member.shelf:
+                    near = depths.get(member.shelf, 0)
+                    if near < depths.get(member.reach, 0):
+                        reloaded = max(0, cached - int(ends[near - 1] * ratio)) if near else cached
+            curve = member.learned.curve
+            wait_s = member.wait_s(now) if member.prefilling else 0.0
+            if member.strangers_waiting:
+                others = member.missing_tokens
+                wait_s += member.strangers_waiting * curve.work_s(others, others)
             line = member.line
-            held = ahead = 0
+            held = ahead = wanted = held_turns = 0
             if line is not None:
-                held = line.tokens
+                held, held_turns = line.tokens, len(line)
                 if rank is not None:
-                    ahead = line.ahead(due_at(*rank, member, prompt_tokens - cached, prompt_tokens))
+                    ahead, wanted = line.ahead(due_at(*rank, member, prompt_tokens - cached, prompt_tokens))
+                    wait_s += ahead * curve.token_s
+            free = member.free_tokens()
+            slot_s = 0.0
+            if (free is not None and prompt_tokens + wanted > free) or member.seats is not None:
+                slot_s = member.slot_s(prompt_tokens, wanted, free)
             candidates.append(
                 make_candidate(
                     (
@@ -647,9 +663,15 @@ class Engine:
                         member.failures_lately(now) if member.failing else 0.0,
                         member.placed_at,
                         over,
-                        None if free is None else int(free) - member.kv_tokens,
+                        free,
                         held,
                         ahead,
+                        held_turns,
+                        reloaded,
+                        member.reach_tokens,
+                        wait_s,
+                        slot_s,
+                        curve,
                     )
                 )
             )
@@ -714,6 +736,8 @@ class Engine:
         if not hashes or not turn.computes or not self._still_has(ticket):
             return
         self._index.touch(member.shelf, hashes, ends)
+        if member.reach != member.shelf:
+            self._index.touch(member.reach, hashes, ends)
         if turn.session is None:
             return
         _, before = self._sessions.bind(
@@ -740,8 +764,9 @@ class Engine:
         turn, member = ticket.turn, ticket.member
         member.in_flight -= 1
         member.kv_tokens -= ticket.kv_tokens
-        if ticket.ttft_s is not None and turn.stream:
-            member.replied(now - ticket.began - ticket.ttft_s)
+        began = ticket.first_byte_at
+        if began is not None and outcome is Outcome.COMPLETED and turn.stream and self._still_has(ticket):
+            member.learned.holding.observe(now - began)
         if outcome in FAILURES:
             self._failed(ticket, outcome, now)
         elif (member.failing or not member.well) and outcome not in NEUTRAL and self._still_has(ticket):
@@ -751,8 +776,8 @@ class Engine:
             hashes, ends, _ = turn.chain
             if ends and turn.response_id is None:
                 ticket.model.ratio.observe(ends[-1], usage.prompt_tokens)
-                if ticket.depth and usage.cached_tokens is not None:
-                    self._delivered(ticket, usage.prompt_tokens, usage.cached_tokens)
+                if usage.cached_tokens is not None:
+                    self._delivered(ticket, usage.prompt_tokens, usage.cached_tokens, now)
             if turn.session is not None and ticket.ttft_s is not None:
                 reply = usage.completion_tokens or 0
                 self._sessions.credit(
@@ -804,9 +829,22 @@ class Engine:
         member = ticket.member
         return member.epoch == ticket.epoch and self._members.get(member.id) is member
 
-    def _delivered(self, ticket: Ticket, prompt_tokens: int, cached_tokens: int) -> None:
-        """Hold what was believed of a replica's cache against what it reports."""
+    def _delivered(self, ticket: Ticket, prompt_tokens: int, cached_tokens: int, now: float) -> None:
+        """Hold what was believed of a replica's cache, and of its speed, against what it reports."""
         if not self._still_has(ticket):
+            return
+        turn, decision = ticket.turn, ticket.decision
+        if turn.stream and turn.computes and ticket.ttft_s is not None and not decision.attempt:
+            chosen = decision.chosen
+            ticket.member.learned.first_token(
+                prompt_tokens,
+                cached_tokens,
+                min(chosen.host_tokens, cached_tokens),
+                max(chosen.wait_s, chosen.slot_s),
+                ticket.ttft_s,
+                now,
+            )
+        if not ticket.depth:
             return
         ends = ticket.turn.chain.ends
         # By the prompt's own length, so that the ratio's error is no part of it.
@@ -829,7 +867,7 @@ class Engine:
         for replica, member in tuple(self._members.items()):
             spec = wanted.get(replica)
             if spec is None or spec.url != member.spec.url:
-                self._index.close_shelf(member.shelf)
+                self._close_shelves(member)
                 self._sessions.forget_replica(replica)
                 del self._members[replica]
             else:
@@ -839,7 +877,8 @@ class Engine:
             if replica not in self._members:
                 epoch = next(self._epochs)
                 working_set = self._sessions.working_set(replica, epoch)
-                member = Member(spec, self._index.open_shelf(None), epoch, working_set)
+                learned = Learned(self._plans[0].prefill_tokens_per_s)
+                member = Member(spec, self._index.open_shelf(None), epoch, working_set, learned)
                 member.placed_at = now
                 self._members[replica] = member
                 self._resize(member)
@@ -907,9 +946,14 @@ class Engine:
 
     def _restarted(self, member: Member, now: float) -> None:
         epoch = next(self._epochs)
-        self._index.close_shelf(member.shelf)
+        self._close_shelves(member)
         self._sessions.forget_replica(member.id)
-        member.begin_again(epoch, self._index.open_shelf(None), self._sessions.working_set(member.id, epoch))
+        member.begin_again(
+            epoch,
+            self._index.open_shelf(None),
+            self._sessions.working_set(member.id, epoch),
+            Learned(self._plans[0].prefill_tokens_per_s),
+        )
         self._resize(member)
         self._health(member, Restarted(), now)
         if self._observer is not None:
@@ -917,11 +961,32 @@ class Engine:
             self._tell(lambda o: o.on_restarted(replica, now))
 
     def _resize(self, member: Member) -> None:
-        """Let its shelf hold as many bytes as its KV holds tokens: of its base model, which it lists first,
-        or of the first of its models that anything is known of."""
-        tokens = (member.capacity_tokens or _UNKNOWN_CAPACITY_TOKENS) * member.delivery.share
+        """Let its shelves hold as many bytes as its KV holds tokens: of its base model, which it lists first,
+        or of the first of its models that anything is known of.
+
+        The shelf of what it reaches holds what device and host hold together: what the device gives up goes
+        to the host, and so both are one order of last use, cut at two places.
+        """
+        capacity = member.capacity_tokens or _UNKNOWN_CAPACITY_TOKENS
         model = next((card.id for card in member.cards if card.id in self._models), "")
-        self._index.resize(member.shelf, tokens / self._model(model).ratio.value)
+        tokens_per_byte = self._model(model).ratio.value
+        share = member.delivery.share
+        reach = member.reach_tokens or capacity
+        if reach <= capacity:
+            self._index.resize(member.shelf, capacity * share / tokens_per_byte)
+            if member.reach != member.shelf:
+                self._index.close_shelf(member.reach)
+                member.reach = member.shelf
+            return
+        if member.reach == member.shelf:
+            member.reach = self._index.open_shelf(None)
+        self._index.resize(member.shelf, capacity / tokens_per_byte)
+        self._index.resize(member.reach, reach * share / tokens_per_byte)
+
+    def _close_shelves(self, member: Member) -> None:
+        self._index.close_shelf(member.shelf)
+        if member.reach != member.shelf:
+            self._index.close_shelf(member.reach)
 
     # --- for people ---------------------------------------------------------------------------------
 

@@ -15,6 +15,10 @@ class ReplicaSpec:
     """`http://host:port` or `https://host:port`, no path, no trailing slash."""
     kv_tokens: int | None = None
     """KV capacity where the operator knows better than `/metrics`."""
+    host_kv_tokens: int | None = None
+    """What its host tier holds beyond the device, where the operator knows better than `/metrics`."""
+    kv_agent: bool = False
+    """Whether it has a KV agent: others can pull from it, and it from them."""
 
 
 class Report(NamedTuple):
@@ -27,6 +31,8 @@ class Report(NamedTuple):
     kv_usage: float | None = None
     """0 … 1."""
     kv_capacity_tokens: int | None = None
+    host_kv_tokens: int | None = None
+    """KV that its host tier holds beyond the device's."""
 
 
 class ModelCard(NamedTuple):

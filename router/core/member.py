@@ -7,9 +7,11 @@ from heapq import heappop
 from typing import TYPE_CHECKING, Final, Protocol
 
 from router.core.delivery import Delivery
+from router.core.estimate.slots import wait_for_endings_s
 from router.core.fleet import ModelCard, ReplicaSpec, ReplicaStatus, Report
 from router.core.health import Event, HealthTracker, State, Transition
 from router.core.horizon import Horizon
+from router.core.learned import Learned
 from router.core.plan import QueueRules
 from router.core.session import WorkingSet
 
@@ -19,9 +21,6 @@ if TYPE_CHECKING:
 # Failures halve every ten seconds: below this a replica's are history.
 _FORGOTTEN: Final = 0.01
 
-PREFILL_TOKENS_PER_S: Final = 8000.0
-"""Prefill rate that is assumed of a replica. A seed, not a promise."""
-
 # Looks at a replica that brought no report before the last one is out of date: some seconds at the default
 # interval. A replica that was full then may be empty by now.
 _OUTDATED: Final = 5
@@ -30,27 +29,30 @@ _OUTDATED: Final = 5
 # past the router must not shut the router's own out.
 _MOST_TO_OTHERS: Final = 0.75
 
-# What a turn has to prefill, and how long its reply holds its KV, until turns have shown it: guesses.
+# What a turn has to prefill until turns have shown it: a guess. One that is ten times the usual moves it by
+# half.
 _SEED_MISSING_TOKENS: Final = 1000.0
-_SEED_REPLY_S: Final = 5.0
-
-# Weight of a turn in both: one that is ten times the usual moves them by half.
 _GAIN: Final = 0.05
 
-# A reply that took longer counts as this long: some are streamed to a client that hardly reads.
-_LONGEST_REPLY_S: Final = 120.0
+# Weight of a report of KV usage against those before it.
+_USAGE_GAIN: Final = 0.3
+
+# What turns hold may be less than their prompts, which share beginnings, or more, as answers grow.
+_LEAST_HELD: Final = 0.3
+_MOST_HELD: Final = 1.5
 
 
 class Prefilling(Protocol):
     """A turn whose prompt a replica has yet to prefill."""
 
-    def prefilled(self) -> None: ...
+    def prefilled(self, now: float) -> None: ...
 
 
 class Member:
     """One replica. Only the engine changes it; strategies see a `Candidate`, people a `ReplicaStatus`."""
 
     __slots__ = (
+        "backlog_s",
         "capacity_tokens",
         "cards",
         "delivery",
@@ -59,37 +61,47 @@ class Member:
         "epoch",
         "failing",
         "foreign",
+        "foreign_tokens",
         "health",
+        "held_share",
         "horizon",
         "id",
         "in_flight",
-        "kv_free",
         "kv_tokens",
         "kv_usage",
+        "learned",
         "line",
         "lost",
         "missing_tokens",
         "models",
         "pending_tokens",
         "placed_at",
-        "prefill_tps",
-        "reply_s",
+        "prefilling",
+        "reach",
+        "reach_tokens",
         "report",
         "report_at",
         "restarts",
+        "seats",
         "shelf",
+        "since",
         "spec",
-        "starting",
         "strangers_waiting",
         "unreported",
         "well",
         "working_set",
     )
 
-    def __init__(self, spec: ReplicaSpec, shelf: int, epoch: int, working_set: WorkingSet) -> None:
+    def __init__(
+        self, spec: ReplicaSpec, shelf: int, epoch: int, working_set: WorkingSet, learned: Learned
+    ) -> None:
         self.id = spec.id
         self.spec = spec
         self.shelf = shelf
+        """What lies on its device."""
+        self.reach = shelf
+        """What lies on its device or its host: the same shelf where it has no host tier."""
+        self.learned = learned
         # One life of one process. Unique over the whole fleet and its past: a replica that left and came
         # back under the same name is another life.
         self.epoch = epoch
@@ -102,8 +114,12 @@ class Member:
         self.cards: tuple[ModelCard, ...] = ()
         self.in_flight = 0
         self.pending_tokens = 0
-        self.starting = 0
-        """Turns that those are of."""
+        self.prefilling: dict[Prefilling, float] = {}
+        """The turns that those are of, in order, each with the seconds that it takes."""
+        self.backlog_s = 0.0
+        """Their sum."""
+        self.since = 0.0
+        """Since when the first of them has had nothing before it."""
         self.kv_tokens = 0
         """Prompt tokens of our turns there, whose KV they hold or will."""
         self.due: list[tuple[float, int, Prefilling]] = []
@@ -126,16 +142,18 @@ class Member:
         """Requests there that were not ours when it last reported; `None` = not known."""
         self.kv_usage: float | None = None
         """Share of its KV blocks in use, 0 … 1; `None` = not known."""
-        self.kv_free: float | None = None
-        """Tokens of KV that would be free without `kv_tokens`, as of its last report; `None` = not known."""
+        self.foreign_tokens = 0.0
+        """KV that others held there when it last reported; 0 where it has not told."""
+        self.held_share = 1.0
+        """KV tokens held for each prompt token of a turn there, as its reports have it."""
+        self.seats: float | None = None
+        """Requests that it runs at once, where it last reported some waiting with KV to spare."""
+        self.reach_tokens: int | None = None
+        """KV capacity of device and host; `None` where either is not known."""
         self.strangers_waiting = 0.0
         """Requests in its queue that were not ours when it last reported."""
-        self.prefill_tps = PREFILL_TOKENS_PER_S
-        """Prompt tokens that it computes a second."""
         self.missing_tokens = _SEED_MISSING_TOKENS
         """Of a turn of ours there, on average: what is missing of its prompt."""
-        self.reply_s = _SEED_REPLY_S
-        """From a turn's first byte to its end, on average."""
         self.horizon = Horizon()
         self.line: Line | None = None
         """The turns that wait in the router to go there; `None` where there are none. The queue's."""
@@ -147,15 +165,83 @@ class Member:
         self.unreported = 0
         self.kv_usage = report.kv_usage
         self.foreign = None
-        self.strangers_waiting = max(0.0, (report.waiting or 0.0) - self.starting)
+        self.strangers_waiting = max(0.0, (report.waiting or 0.0) - len(self.prefilling))
         if report.running is not None and report.waiting is not None:
             # Ours as of the report: a turn that ends later was in its figures and is no stranger's.
             self.foreign = max(0.0, report.running + report.waiting - self.in_flight)
         self._take_capacity()
-        if self.capacity_tokens is not None and report.kv_usage is not None:
-            self.kv_free = self.capacity_tokens * (1.0 - report.kv_usage) + self.kv_tokens
-        else:
-            self.kv_free = None
+        self._take_usage(report.running, report.waiting, report.kv_usage)
+
+    def _take_usage(self, running: float | None, waiting: float | None, usage: float | None) -> None:
+        """What others hold, and whether there are places."""
+        self.foreign_tokens = 0.0
+        self.seats = None
+        if usage is None:
+            return
+        if self.capacity_tokens is not None:
+            held = usage * self.capacity_tokens
+            if self.foreign is None or self.foreign > 0.0:
+                self.foreign_tokens = max(0.0, held - self.held_share * self.kv_tokens)
+            elif self.kv_tokens and waiting == 0.0:
+                share = min(_MOST_HELD, max(_LEAST_HELD, held / self.kv_tokens))
+                self.held_share += _USAGE_GAIN * (share - self.held_share)
+        if running and waiting and usage * (running + 1.0) < running:
+            self.seats = running
+
+    def take(
+        self, turn: Prefilling, prompt_tokens: int, kv_tokens: int, missing_tokens: int, now: float
+    ) -> None:
+        """A turn is given to it."""
+        self.in_flight += 1
+        self.kv_tokens += kv_tokens
+        if missing_tokens:
+            self.pending_tokens += missing_tokens
+            work_s = self.learned.curve.work_s(missing_tokens, prompt_tokens)
+            if not self.prefilling:
+                self.since = now
+                self.backlog_s = 0.0
+            self.prefilling[turn] = work_s
+            self.backlog_s += work_s
+
+    def has_prefilled(self, turn: Prefilling, missing_tokens: int, now: float) -> None:
+        """It has computed a turn's prompt."""
+        self.pending_tokens -= missing_tokens
+        self.backlog_s -= self.prefilling.pop(turn)
+        self.since = now
+
+    def wait_s(self, now: float) -> float:
+        """Until all that was sent there is prefilled. Of the first of it, as much is done as time has passed
+        since nothing stood before it."""
+        first_s = next(iter(self.prefilling.values()), 0.0)
+        return max(0.0, self.backlog_s - min(first_s, max(0.0, now - self.since)))
+
+    def free_tokens(self) -> float | None:
+        """KV that is neither in use nor spoken for by turns on their way there, below 0 where more is; `None`
+        where it has not told."""
+        if self.capacity_tokens is None or self.kv_usage is None:
+            return None
+        return self.capacity_tokens - self.held_share * self.kv_tokens - self.foreign_tokens
+
+    def slot_s(self, prompt_tokens: float, wanted_tokens: float, free_tokens: float | None) -> float:
+        """Until it has a place, and blocks for a prompt of so many tokens and for the `wanted_tokens` of who
+        goes before it. `free_tokens` as above."""
+        requests = self.in_flight + (self.foreign or 0.0)
+        if requests <= 0.0:
+            return 0.0
+        # An answer that has lasted will last longer than the mean, and who ends first are the short ones: the
+        # mean of all foretells the next ends best.
+        holding_s = self.learned.holding.mean_s
+        wait_s = 0.0
+        if free_tokens is not None and self.capacity_tokens is not None:
+            short = prompt_tokens + wanted_tokens - free_tokens
+            if short > 0.0:
+                each = max(1.0, (self.capacity_tokens - free_tokens) / requests)
+                running = min(requests, self.capacity_tokens / each)
+                # The last that ends frees half of its own more than is needed.
+                wait_s = wait_for_endings_s(short / each + 0.5, prompt_tokens / each, running, holding_s)
+        if self.seats is not None and requests >= self.seats:
+            wait_s = max(wait_s, wait_for_endings_s(requests + 1.0 - self.seats, 1.0, self.seats, holding_s))
+        return wait_s
 
     def configure(self, spec: ReplicaSpec) -> None:
         """The operator's word on it may have changed."""
@@ -169,10 +255,13 @@ class Member:
         if self.unreported > _OUTDATED:
             self._forget_load()
 
-    def begin_again(self, epoch: int, shelf: int, working_set: WorkingSet) -> None:
+    def begin_again(self, epoch: int, shelf: int, working_set: WorkingSet, learned: Learned) -> None:
         """Its process is another one: nothing lies there, and nothing of its load is known."""
         self.epoch = epoch
         self.shelf = shelf
+        self.reach = shelf
+        self.learned = learned
+        self.held_share = 1.0
         self.working_set = working_set
         self.restarts += 1
         self.delivery = Delivery()
@@ -181,8 +270,9 @@ class Member:
 
     def _forget_load(self) -> None:
         self.kv_usage = None
-        self.kv_free = None
         self.foreign = None
+        self.foreign_tokens = 0.0
+        self.seats = None
         self.strangers_waiting = 0.0
 
     def shares_a_model_with(self, other: "Member") -> bool:
@@ -192,6 +282,10 @@ class Member:
     def _take_capacity(self) -> None:
         reported = self.report.kv_capacity_tokens if self.report is not None else None
         self.capacity_tokens = self.spec.kv_tokens if self.spec.kv_tokens is not None else reported
+        host = self.report.host_kv_tokens if self.report is not None else None
+        if self.spec.host_kv_tokens is not None:
+            host = self.spec.host_kv_tokens
+        self.reach_tokens = self.capacity_tokens + (host or 0) if self.capacity_tokens is not None else None
 
     def observe(self, event: Event, now: float) -> list[Transition]:
         """Feed one event to its health; the answer is what that changed."""
@@ -221,7 +315,7 @@ class Member:
         """Take the turns whose time for prefill is over as prefilled."""
         due = self.due
         while due and due[0][0] <= now:
-            heappop(due)[2].prefilled()
+            heappop(due)[2].prefilled(now)
 
     # --- room for held turns ------------------------------------------------------------------------
 
@@ -232,7 +326,9 @@ class Member:
         pending: float = self.pending_tokens
         if not pending:
             return True
-        horizon = self.horizon.tokens if rules.horizon_s is None else rules.horizon_s * self.prefill_tps
+        horizon = self.horizon.tokens
+        if rules.horizon_s is not None:
+            horizon = rules.horizon_s / self.learned.curve.token_s
         others = self.strangers_waiting
         if others:
             pending += min(others * self.missing_tokens, _MOST_TO_OTHERS * horizon)
@@ -241,17 +337,13 @@ class Member:
     def has_blocks(self, prompt_tokens: int) -> bool:
         """Whether a prompt fits the KV that is free there, as far as is known; one that nothing of ours is
         in the way of need not wait for it."""
-        free = self.kv_free
-        return free is None or not self.kv_tokens or prompt_tokens + self.kv_tokens <= free
+        free = self.free_tokens()
+        return free is None or not self.kv_tokens or prompt_tokens <= free
 
     def sent(self, missing_tokens: int) -> None:
         """A turn that could have been held is on its way there."""
         self.horizon.sent(missing_tokens)
         self.missing_tokens += _GAIN * (missing_tokens - self.missing_tokens)
-
-    def replied(self, seconds: float) -> None:
-        """A turn of ours ended so long after its first byte."""
-        self.reply_s += _GAIN * (min(seconds, _LONGEST_REPLY_S) - self.reply_s)
 
     def describe(self) -> str:
         """Its condition, to go on in a sentence: `is down (connection refused)`."""
@@ -282,6 +374,6 @@ class Member:
             restarts=self.restarts,
             trust=self.delivery.trust,
             held=len(self.line) if self.line is not None else 0,
-            free_tokens=int(self.kv_free) - self.kv_tokens if self.kv_free is not None else None,
+            free_tokens=int(free) if (free := self.free_tokens()) is not None else None,
             horizon_tokens=int(self.horizon.tokens),
         )

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from router.core.decide import Strategy
+from router.core.learned import SEED_TOKENS_PER_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +77,16 @@ class QueueRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PullRules:
+    """What the fleet's books of pulls go by. What a pull costs is the strategy's to say."""
+
+    per_source: int = 4
+    """Pulls from one replica at a time."""
+    seed_gbps: float = 25.0
+    """Gigabits a second between two replicas, until it is learned."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """One policy in force."""
 
@@ -86,6 +97,10 @@ class Plan:
     retry: Retry = field(default_factory=Retry)
     queue: QueueRules | None = None
     """`None` = turns are dispatched at once and wait in the replica."""
+    prefill_tokens_per_s: float = SEED_TOKENS_PER_S
+    """What is assumed of a replica's prefill until it is learned; the default policy's counts."""
+    pull: PullRules = field(default_factory=PullRules)
+    """The default policy's counts."""
     vnodes: int = 160
     """Virtual nodes a replica on the ring."""
     refuse_reserved: bool = False

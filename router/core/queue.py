@@ -107,9 +107,10 @@ class Held:
 
 def due_at(since: float, ageing: float, member: Member, missing: int, prompt_tokens: int) -> float:
     """When a turn that waits since then is due at a replica. Until then, those with less to do pass it."""
-    work_s = missing / member.prefill_tps
+    learned = member.learned
+    work_s = learned.curve.work_s(missing, prompt_tokens)
     if member.capacity_tokens:
-        work_s += member.reply_s * prompt_tokens / member.capacity_tokens
+        work_s += learned.holding.mean_s * prompt_tokens / member.capacity_tokens
     return since + work_s / ageing
 
 
@@ -119,7 +120,7 @@ _Entry = tuple[float, int, Held]
 class Line:
     """The held turns of one replica: each tenant's, and all of them, the first due first."""
 
-    __slots__ = ("_dues", "_tokens", "tenants", "tokens")
+    __slots__ = ("_dues", "_prompts", "_tokens", "tenants", "tokens")
 
     def __init__(self) -> None:
         self.tenants: dict[TenantId, list[_Entry]] = {}
@@ -128,6 +129,7 @@ class Line:
         """Missing tokens of all. Read-only."""
         self._dues: list[tuple[float, int]] = []
         self._tokens: list[int] = []
+        self._prompts: list[int] = []
 
     def __len__(self) -> int:
         return len(self._dues)
@@ -138,6 +140,7 @@ class Line:
         at = bisect_left(self._dues, place)
         self._dues.insert(at, place)
         self._tokens.insert(at, held.tokens)
+        self._prompts.insert(at, held.chosen[0].prompt_tokens)
         self.tokens += held.tokens
 
     def remove(self, held: Held) -> None:
@@ -149,11 +152,13 @@ class Line:
         at = bisect_left(self._dues, place)
         del self._dues[at]
         del self._tokens[at]
+        del self._prompts[at]
         self.tokens -= held.tokens
 
-    def ahead(self, due: float) -> int:
-        """Missing tokens of those that are due before."""
-        return sum(self._tokens[: bisect_left(self._dues, (due,))])
+    def ahead(self, due: float) -> tuple[int, int]:
+        """Tokens of those that are due before: missing ones, and those of their whole prompts."""
+        at = bisect_left(self._dues, (due,))
+        return sum(self._tokens[:at]), sum(self._prompts[:at])
 
 
 @dataclass(slots=True)

@@ -34,6 +34,7 @@ class Ticket:
         "decision",
         "depth",
         "epoch",
+        "first_byte_at",
         "kv_tokens",
         "member",
         "missing",
@@ -60,6 +61,7 @@ class Ticket:
         self.kv_tokens = decision.prompt_tokens if turn.computes else 0
         """Prompt tokens whose KV it holds there."""
         self._open = True
+        self.first_byte_at: float | None = None
         self.began = decision.at
         """When the turn was first given to a replica: to an earlier one, where that failed it."""
         self.ttft_s: float | None = None
@@ -73,7 +75,8 @@ class Ticket:
         if not self._open or self.ttft_s is not None:
             return
         self.ttft_s = now - self.began
-        self.prefilled()
+        self.first_byte_at = now
+        self.prefilled(now)
         self._books.accepted(self, now)
 
     def end(self, outcome: Outcome, now: float, usage: Usage | None = None) -> None:
@@ -81,12 +84,11 @@ class Ticket:
         if not self._open:
             return
         self._open = False
-        self.prefilled()
+        self.prefilled(now)
         self._books.ended(self, outcome, now, usage)
 
-    def prefilled(self) -> None:
+    def prefilled(self, now: float) -> None:
         """The replica has computed the prompt."""
         if self.missing:
-            self.member.pending_tokens -= self.missing
-            self.member.starting -= 1
+            self.member.has_prefilled(self, self.missing, now)
             self.missing = 0

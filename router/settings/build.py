@@ -2,7 +2,7 @@
 
 from router.base.ids import ReplicaId
 from router.core.fleet import ReplicaSpec
-from router.core.plan import Overload, Plan, QueueRules, Retry, SessionRules
+from router.core.plan import Overload, Plan, PullRules, QueueRules, Retry, SessionRules
 from router.settings.config import RouterConfig
 from router.settings.load import Loaded
 from router.settings.policy import Policy
@@ -44,6 +44,8 @@ def build_plan(policy: Policy) -> Plan:
         )
         if policy.queue.order == "least-missing"
         else None,
+        prefill_tokens_per_s=policy.price.prefill.seed_tokens_per_s,
+        pull=PullRules(per_source=policy.price.pull.per_source, seed_gbps=policy.price.pull.seed_gbps),
         vnodes=policy.place.vnodes,
         refuse_reserved=policy.reserved == "refuse",
     )

@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 
 from router.settings.document import Document, Loc
 from router.settings.explain import dotted
-from router.settings.strategies import PLACES_BY_BOUND
+from router.settings.strategies import PLACES_BY_BOUND, PRICES
 
 
 class Unused(NamedTuple):
@@ -32,7 +32,7 @@ CONFIG: Final[Sequence[Unused]] = (
     ),
 )
 POLICY: Final[Sequence[Unused]] = (
-    Unused(("price",), "has no effect in this version: later turns go home unless home is over a limit"),
+    Unused(("price", "pull"), "has no effect in this version: no KV is pulled"),
 )
 
 
@@ -56,6 +56,11 @@ def policy_notices(document: Document) -> list[str]:
     if document.at("place", "bound") is not None and strategy not in PLACES_BY_BOUND:
         what = f"place.bound: has no effect with strategy {strategy}; its own are under 'params'"
         notices.append(str(document.fault(("place", "bound"), what)))
+    if strategy not in PRICES:
+        for key in ("move", "crowd", "displacement"):
+            if document.at("price", key) is not None:
+                what = f"price.{key}: has no effect with strategy {strategy}, which has no prices"
+                notices.append(str(document.fault(("price", key), what)))
     return notices
 
 

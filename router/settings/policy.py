@@ -7,9 +7,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
+from router.core.learned import SEED_TOKENS_PER_S
 from router.core.plan import Overload as OverloadDefaults
-from router.core.plan import QueueRules, SessionRules
+from router.core.plan import PullRules, QueueRules, SessionRules
 from router.core.plan import Retry as RetryDefaults
+from router.core.price import Prices
 from router.settings.fields import (
     BodyField,
     CountOrAuto,
@@ -27,6 +29,8 @@ _SESSION = SessionRules()
 _QUEUE = QueueRules()
 _OVERLOAD = OverloadDefaults()
 _RETRY = RetryDefaults()
+_PRICES = Prices()
+_PULL_RULES = PullRules()
 
 Share = Annotated[float, Field(gt=0, le=1)]
 
@@ -62,25 +66,35 @@ class Place(Model):
 class Prefill(Model):
     """What is assumed of a replica's prefill rate until it is learned."""
 
-    seed_tokens_per_s: Annotated[int, Field(gt=0)] = 8000
+    seed_tokens_per_s: Annotated[int, Field(gt=0)] = int(SEED_TOKENS_PER_S)
 
 
 class Pull(Model):
-    """When KV is fetched from another replica instead of computed again."""
+    """When KV is fetched from another replica instead of computed again. No KV is pulled in this version."""
 
-    enabled: bool = True
-    min_tokens: Annotated[int, Field(ge=0)] = 512
+    enabled: bool = _PRICES.pull
+    min_tokens: Annotated[int, Field(ge=1)] = _PRICES.pull_least_tokens
     stall: Duration = 0.15
-    deadline: Duration = 2.0
+    """A pull that gets nothing for so long is given up."""
+    deadline: Duration = _PRICES.pull_deadline_s
+    """What a pull may take; one that saves more computing may take as long as it saves."""
+    per_source: Annotated[int, Field(ge=1)] = _PULL_RULES.per_source
+    """Pulls from one replica at a time."""
+    seed_gbps: Annotated[float, Field(gt=0)] = _PULL_RULES.seed_gbps
+    """Gigabits a second between two replicas, until it is learned."""
 
 
 class Price(Model):
-    """What the options of a turn cost. Accepted, and not used in this version."""
+    """What the options of a turn cost."""
 
     prefill: Prefill = Prefill()
     pull: Pull = Pull()
-    move: DurationOrZero = 0.05
+    move: DurationOrZero = _PRICES.move_s
     """Added for leaving home."""
+    crowd: Annotated[float, Field(ge=0)] = _PRICES.crowd
+    """Share of what the other turns there lose by a prefill that counts."""
+    displacement: Annotated[float, Field(ge=0)] = _PRICES.displacement
+    """Share of what must be forgotten there and is still wanted that counts."""
 
 
 class Queue(Model):

@@ -19,6 +19,9 @@ from router.settings.policy import Policy
 PLACES_BY_BOUND: Final = frozenset({"priced"})
 """Strategies that take `place.bound` for their parameters `relative` and `absolute`."""
 
+PRICES: Final = frozenset({"priced"})
+"""Strategies that take `price` for their parameter `prices`."""
+
 _OWN: Final = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 
 
@@ -73,6 +76,16 @@ def parameters(strategy: StrategyClass, policy: Policy) -> object:
     given: dict[str, Any] = dict(policy.params)
     if policy.strategy in PLACES_BY_BOUND:
         given |= policy.place.bound.model_dump()
+    if policy.strategy in PRICES:
+        price = policy.price
+        given["prices"] = {
+            "move_s": price.move,
+            "crowd": price.crowd,
+            "displacement": price.displacement,
+            "pull": price.pull.enabled,
+            "pull_least_tokens": price.pull.min_tokens,
+            "pull_deadline_s": price.pull.deadline,
+        }
     # Strict mode takes a mapping for a dataclass only from JSON.
     checked: object = TypeAdapter(strategy.params).validate_json(json.dumps(given), strict=True)
     return checked

@@ -1,14 +1,25 @@
 """A decision as plain fields, for JSON: where the turn went, why, and what each option was worth."""
 
+from router.base.ids import ReplicaId
 from router.core.decide import Decision
+from router.core.price import Line, lines
 
 
 def bill(decision: Decision) -> dict[str, object]:
     """All of a decision but its time, which is monotonic and means nothing outside of this process.
 
-    A price is `None` where the strategy compared none.
+    A price is `None` where the strategy has none. `options` are the priced ways of having the turn, each with
+    its terms in milliseconds (`router.core.price` says what they mean); `None` where the strategy has none or
+    prices in another unit.
     """
-    prices = decision.prices or (None,) * len(decision.candidates)
+    options = _options(decision)
+    prices: tuple[float | None, ...] = decision.prices or (None,) * len(decision.candidates)
+    if options is not None:
+        least: dict[ReplicaId, float] = {}
+        for line in options:
+            least[line.replica] = min(line.price_ms, least.get(line.replica, line.price_ms))
+        prices = tuple(round(least[candidate.replica], 3) for candidate in decision.candidates)
+    pull = decision.pull
     return {
         "replica": decision.replica,
         "kind": decision.kind.value,
@@ -19,11 +30,14 @@ def bill(decision: Decision) -> dict[str, object]:
         "home": decision.home,
         "prompt_tokens": decision.prompt_tokens,
         "predicted_cached_tokens": decision.cached_tokens,
+        "pull": None if pull is None else {"source": pull.source, "tokens": pull.tokens},
+        "options": None if options is None else [_rounded(line) for line in options],
         "candidates": [
             {
                 "replica": candidate.replica,
                 "price": price,
                 "cached_tokens": candidate.cached_tokens,
+                "host_tokens": candidate.host_tokens,
                 "in_flight": candidate.in_flight,
                 "pending_tokens": candidate.pending_tokens,
                 "working_set_tokens": candidate.working_set_tokens,
@@ -37,4 +51,19 @@ def bill(decision: Decision) -> dict[str, object]:
             }
             for candidate, price in zip(decision.candidates, prices, strict=True)
         ],
+    }
+
+
+def _options(decision: Decision) -> tuple[Line, ...] | None:
+    if decision.price_list is None:
+        return None
+    return lines(
+        decision.candidates, decision.prompt_tokens, decision.home, decision.price_list, decision.pulls
+    )
+
+
+def _rounded(line: Line) -> dict[str, object]:
+    """To the microsecond: more is no news."""
+    return {
+        name: round(value, 3) if isinstance(value, float) else value for name, value in line._asdict().items()
     }

@@ -29,6 +29,8 @@ ANSWER = {
     "session": "0123",
     "session_source": "x-session-id",
     "home": "a",
+    "pull": None,
+    "options": None,
     "candidates": [
         {**LINE, "over": "3 in flight, limit 3"},
         {**LINE, "replica": "b", "cached_tokens": 0, "capacity_tokens": 600000, "price": 12.5},
@@ -45,6 +47,20 @@ def test_the_bill_names_the_choice_marks_its_line_and_shows_what_is_unknown():
     assert " ".join(header.split()) == "replica cached in flight pending working set capacity price over"
     assert a.split() == ["a", "120", "3", "0", "5000", "–", "–", "3", "in", "flight,", "limit", "3"]
     assert b.split() == ["→", "b", "0", "3", "0", "5000", "600000", "12.5"]
+
+
+def test_the_priced_options_are_shown_term_by_term_with_the_one_that_was_taken_marked():
+    terms = ("wait", "fetch", "compute", "crowd", "displacement", "move", "risk", "price")
+    option = {"replica": "a", "way": "local", "source": None, "pulled_tokens": 0}
+    option |= {f"{term}_ms": float(at) for at, term in enumerate(terms)}
+    pulled = {**option, "replica": "b", "way": "pull", "source": "a", "pulled_tokens": 4096}
+    local = {**option, "replica": "b"}
+    shown = render({**ANSWER, "options": [option, local, pulled], "pull": {"source": "a", "tokens": 4096}})
+    header, *rows = shown.splitlines()[-4:]
+    assert header.split() == ["replica", "way", *terms]
+    assert rows[0].split() == ["a", "local", *(f"{at}.0" for at in range(8))]
+    assert rows[1].split()[:2] == ["b", "local"]
+    assert rows[2].split()[:6] == ["→", "b", "pull", "4096", "from", "a"]
 
 
 def test_a_turn_without_session_says_so():

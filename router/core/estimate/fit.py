@@ -59,20 +59,19 @@ class Fit:
         times = seen / expected
         if -_NEGLIGIBLE < times - 1.0 < _NEGLIGIBLE:
             return False
-        off = log(times)
-        # What is far off says that something is, and little of what.
-        noise = _NOISE * max(1.0, abs(off) / _CLIP)
-        off = min(_CLIP, max(-_CLIP, off))
+        off = min(_CLIP, max(-_CLIP, log(times))) if times > 0.0 else -_CLIP
         shares = [part / expected for part in each]
         spread = [
             sum([own * share for own, share in zip(row, shares, strict=True)]) for row in self._covariance
         ]
-        gain = 1.0 / (noise + sum([own * share for own, share in zip(spread, shares, strict=True)]))
+        gain = 1.0 / (_NOISE + sum([own * share for own, share in zip(spread, shares, strict=True)]))
         self._logs = [
             min(most, max(least, value + own * gain * off))
             for (least, most), value, own in zip(self._bounds, self._logs, spread, strict=True)
         ]
         self.values = tuple(map(exp, self._logs))
+        if abs(off) == _CLIP:
+            return True  # what is far off says that something is wrong, and makes nothing more certain
         # A little less certain than the observation left it, and never less than at the beginning: else all
         # certainty would fade where observations do not differ, and one odd one move everything.
         left = [

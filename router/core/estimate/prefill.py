@@ -1,9 +1,11 @@
-"""How long a replica takes to prefill: a curve over new tokens and context, learned from first tokens.
+"""How long a replica takes to a first token: a curve over tokens computed, behind how many, and reloaded.
 
-Knows no turns: it is told how many tokens were computed, behind how many, and how long that took.
+Learned from first tokens.
+
+Knows no turns: it is told how many tokens there were of each, and how long that took.
 """
 
-from math import isfinite
+from math import inf
 from typing import Final, NamedTuple
 
 from router.core.estimate.fit import Coefficient, Fit
@@ -18,11 +20,17 @@ _MOST_BASE_S: Final = 2.0
 _LEAST_RATE: Final = 50.0
 _MOST_RATE: Final = 5_000_000.0
 
-# A share of the cost of a token without context, for each token before it. The seed doubles the cost at a
-# million tokens; the least is none, the most makes it a hundredfold at 200k.
-_SEED_BEND: Final = 1e-6
+# A share of the cost of a token without context, for each token before it. The seed doubles the cost at ten
+# million tokens and says little; the least is none, the most makes it a hundredfold at 200k.
+_SEED_BEND: Final = 1e-7
+_BEND_DOUBT: Final = 50.0
 _LEAST_BEND: Final = 1e-9
 _MOST_BEND: Final = 100.0 / 200_000.0
+
+# Tokens a second from host to device: 400 Gb/s at 160 KiB a token, and from a slow disk's to a small model's.
+_SEED_RELOAD: Final = 300_000.0
+_LEAST_RELOAD: Final = 1e3
+_MOST_RELOAD: Final = 1e8
 
 # A first token that took longer says that something else went wrong.
 _MOST_S: Final = 3600.0
@@ -40,13 +48,17 @@ class Curve(NamedTuple):
     """For each new token with nothing before it."""
     bend_s: float
     """More for each new token and each token before it: attention."""
+    reload_s: float
+    """For each token that is brought back from the host: KV bytes of a token ÷ bandwidth."""
 
-    def seconds(self, missing: float, context: float) -> float:
-        """To compute the last `missing` tokens of a prompt of `context` tokens, once begun."""
-        return self.base_s + missing * (self.token_s + self.bend_s * (context - 0.5 * missing))
+    def seconds(self, missing: float, context: float, reloaded: float = 0.0) -> float:
+        """To compute the last `missing` tokens of a prompt of `context` tokens, once begun, where `reloaded`
+        of the others come from the host."""
+        computing = missing * (self.token_s + self.bend_s * (context - 0.5 * missing))
+        return self.base_s + computing + reloaded * self.reload_s
 
     def work_s(self, missing: float, context: float) -> float:
-        """As `seconds`, without the base: what others must wait for it."""
+        """To compute them, without the base: what others must wait for."""
         return missing * (self.token_s + self.bend_s * (context - 0.5 * missing))
 
 
@@ -63,20 +75,21 @@ class PrefillCurve:
             (
                 Coefficient(_SEED_BASE_S, _DOUBT, _LEAST_BASE_S, _MOST_BASE_S),
                 Coefficient(token, _DOUBT, 1.0 / _MOST_RATE, 1.0 / _LEAST_RATE),
-                Coefficient(token * _SEED_BEND, _DOUBT, token * _LEAST_BEND, token * _MOST_BEND),
+                Coefficient(token * _SEED_BEND, _BEND_DOUBT, token * _LEAST_BEND, token * _MOST_BEND),
+                Coefficient(1.0 / _SEED_RELOAD, _DOUBT, 1.0 / _MOST_RELOAD, 1.0 / _LEAST_RELOAD),
             )
         )
         self.curve = Curve(*self._fit.values)
         """What is believed. Read-only; replaced whole."""
 
-    def observe(self, missing: float, context: float, seconds: float) -> bool:
+    def observe(self, missing: float, context: float, seconds: float, reloaded: float = 0.0) -> bool:
         """Learn from a first token that came `seconds` after its prompt's turn in the engine had come.
 
         Whether `curve` has changed. What cannot be, from a clock that was set, is ignored.
         """
-        if not 0.0 < seconds <= _MOST_S or not 0.0 < missing <= context or not isfinite(context):
+        if not 0.0 < seconds <= _MOST_S or not 0.0 < missing <= context - reloaded <= context < inf:
             return False
-        if not self._fit.observe((1.0, missing, missing * (context - 0.5 * missing)), seconds):
+        if not self._fit.observe((1.0, missing, missing * (context - 0.5 * missing), reloaded), seconds):
             return False
         self.curve = Curve(*self._fit.values)
         return True

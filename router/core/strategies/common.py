@@ -16,7 +16,7 @@ FAILURE_TURNS: Final = 8
 """Turns in flight that one failure of this instant counts for. A replica that refuses every turn at once
 has nothing in flight; with a figure of a few turns it would still look better than any that works."""
 
-_LATELY: Final = 0.5
+LATELY: Final = 0.5
 """`Candidate.recent_failures` from here up: the last failure is at most ten seconds old, or one of many."""
 
 
@@ -166,13 +166,13 @@ def footprints(candidates: Sequence[Candidate]) -> list[float]:
         held.append(c.working_set_tokens + c.pending_tokens + c.held_tokens)
         if c.capacity_tokens:
             capacities.append(c.capacity_tokens)
-        if c.recent_failures >= _LATELY:
+        if c.recent_failures >= LATELY:
             failing = True
     if len(capacities) == len(held) and capacities.count(capacities[0]) < len(held):
         mean_capacity = sum(capacities) / len(capacities)
         held = [tokens * mean_capacity / own for tokens, own in zip(held, capacities, strict=True)]
     if failing:
-        failed = [c.recent_failures >= _LATELY for c in candidates]
+        failed = [c.recent_failures >= LATELY for c in candidates]
         sound = [tokens for tokens, bad in zip(held, failed, strict=True) if not bad]
         if sound:
             mean = sum(sound) / len(sound)

@@ -1,20 +1,22 @@
-"""Strategy `priced`: sessions are placed by working set, and later turns go home.
+"""Strategy `priced`: sessions are placed by working set, and later turns go where they cost least.
 
 A session that nobody holds is placed, not priced: choosing its replica by what is cached there would
 gather all sessions with one system prompt on few replicas and leave the KV of the others unused.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import ClassVar, Final, TypeAlias
 
 from router.base.ids import ReplicaId
 from router.core.decide import Candidate, Choice, FleetView
+from router.core.price import Prices, Pull, local_s, offer, pull_s
 from router.core.request import Turn
 from router.core.strategies.common import (
     BUSY_RELATIVE,
     BUSY_TURNS,
+    LATELY,
     beside_kin,
     bounded_owner,
     ceiling,
@@ -46,6 +48,8 @@ class Params:
     absolute: float = 50000.0
     """Tokens above the candidates' mean footprint, from 0 up: keeps sessions of an emptyish fleet with
     their owners, so that several routers place alike."""
+    prices: Prices = field(default_factory=Prices)
+    """What the options of a later turn cost, beside what is known of the replicas."""
 
     def __post_init__(self) -> None:
         check_bound(self.relative, self.absolute)
@@ -55,35 +59,34 @@ _DEFAULTS: Final = Params()
 
 
 class Priced:
-    """Home; away from home, to whoever else holds the session's KV; and where nobody does, by the ring.
+    """Home, unless another replica costs less even with leaving home; a session that cannot go home goes to
+    whoever else holds its KV; and where nobody does, by the ring.
 
     Placing takes the first in the ring's order for the session whose footprint (the working set, see
     `common.footprints`) is within the bound. A sub-agent, and a conversation that forks from another, goes to
     one within the bound that holds what it begins with (`common.beside_kin`). A turn without a session goes
     to whoever holds more than half of its prompt and is not busy; where nobody does, to the least loaded.
 
-    The prices are tokens to prefill before the turn's first: those of its prompt that are missing at the
-    candidate, and those already on their way there.
+    Wherever a turn goes, KV that another replica holds is pulled if that costs less than computing it.
     """
 
     Params: TypeAlias = Params
 
-    __slots__ = ("_params",)
+    __slots__ = ("_params", "_prices")
 
     def __init__(self, params: Params = _DEFAULTS) -> None:
         self._params = params
+        self._prices = params.prices
 
     def choose(self, turn: Turn, view: FleetView, rng: Random) -> Choice:
-        prompt, candidates = view.prompt_tokens, view.candidates
-        prices = tuple(
-            [
-                c.pending_tokens + prompt - c.cached_tokens if c.cached_tokens < prompt else c.pending_tokens
-                for c in candidates
-            ]
-        )
+        prices, candidates = self._prices, view.candidates
         home = find(candidates, view.home) if view.home is not None else None
         if home is not None and home.over is None:
-            return Choice(home, "home", prices)
+            price = local_s(home, view.prompt_tokens, prices, move=False)
+            # Whoever else has it costs more than leaving home does.
+            if price <= prices.move_s:
+                return Choice(home, "home", None, None, prices)
+            return self._cheapest(view, home, price)
         eligible, relaxed = within_limits(candidates)
         if view.home is None:
             chosen, reason = self._place(turn, view, eligible)
@@ -92,7 +95,42 @@ class Priced:
         else:
             chosen, reason = self._away(turn, view, eligible, view.home)
             reason = f"{'home not available' if home is None else 'home over a limit'}, {reason}"
-        return Choice(chosen, reason + relaxed, prices)
+        return Choice(chosen, reason + relaxed, None, self._pull(chosen, view), prices)
+
+    def _cheapest(self, view: FleetView, home: Candidate, price: float) -> Choice:
+        """Home at its price, or who costs less."""
+        prompt, prices = view.prompt_tokens, self._prices
+        best, least, best_pull = home, price, None
+        for c in view.candidates:
+            # One that fails fast must not look idle.
+            if c is home or c.over is not None or c.recent_failures >= LATELY:
+                continue
+            local = local_s(c, prompt, prices, move=True)
+            if local < least:
+                best, least, best_pull = c, local, None
+        if view.pulls is not None and prices.pull:
+            for c in view.candidates:
+                if c.over is not None or (c is not home and c.recent_failures >= LATELY):
+                    continue
+                pull = offer(c, prompt, prices, view.pulls)
+                if pull is not None:
+                    cost = pull_s(c, prompt, prices, pull, move=c is not home)
+                    if cost < least:
+                        best, least, best_pull = c, cost, pull
+        if best is home:
+            return Choice(home, "home", None, best_pull, prices)
+        return Choice(best, f"cheaper than home by {(price - least) * 1000:.0f} ms", None, best_pull, prices)
+
+    def _pull(self, chosen: Candidate, view: FleetView) -> Pull | None:
+        """The pull that makes the turn cheaper where it was put; `None` if none does."""
+        prices = self._prices
+        if view.pulls is None or not prices.pull:
+            return None
+        pull = offer(chosen, view.prompt_tokens, prices, view.pulls)
+        if pull is None:
+            return None
+        local = local_s(chosen, view.prompt_tokens, prices, move=False)
+        return pull if pull_s(chosen, view.prompt_tokens, prices, pull, move=False) < local else None
 
     def _away(
         self, turn: Turn, view: FleetView, eligible: Sequence[Candidate], home: ReplicaId

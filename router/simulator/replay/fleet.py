@@ -86,6 +86,7 @@ class FleetReplay:
         self._engine = Engine([plan], rng=Random(seed), observer=_Watcher(self.measured), on_detach=_reraise)
         self._model = settings.model
         self._capacity = settings.kv_blocks * settings.block_size
+        self._host_capacity = settings.host_kv_blocks * settings.block_size
         self._replicas = {
             replica.id: replica for replica in (_Replica(n, replicas, settings) for n in range(replicas))
         }
@@ -239,6 +240,7 @@ class FleetReplay:
             waiting=float(stats.waiting + stats.loading),
             kv_usage=stats.kv_usage,
             kv_capacity_tokens=self._capacity,
+            host_kv_tokens=self._host_capacity,
         )
         self._engine.report(replica.id, report, now)
 

@@ -5,19 +5,20 @@ import pytest
 from router.base.ids import ReplicaId
 from router.core.fleet import ReplicaSpec, Report
 from router.core.health import ProbeFailed, ProbePassed, TurnFailed
+from router.core.learned import Learned
 from router.core.member import Member
 from router.core.session import WorkingSet
 
 
 def member(kv_tokens: int | None = None) -> Member:
-    return Member(ReplicaSpec(ReplicaId("a"), "http://a:1", kv_tokens), 0, 0, WorkingSet())
+    return Member(ReplicaSpec(ReplicaId("a"), "http://a:1", kv_tokens), 0, 0, WorkingSet(), Learned(8000.0))
 
 
 class Turn:
     def __init__(self) -> None:
         self.done = False
 
-    def prefilled(self) -> None:
+    def prefilled(self, now: float) -> None:
         self.done = True
 
 
@@ -59,7 +60,7 @@ def test_another_process_is_believed_anew_and_its_load_is_not_known() -> None:
     of.note(Report(running=1.0, waiting=0.0, kv_usage=0.99), 0.0)
     for _ in range(40):
         of.delivery.observe(3000, 0)
-    of.begin_again(7, 3, WorkingSet())
+    of.begin_again(7, 3, WorkingSet(), Learned(8000.0))
     assert (of.epoch, of.shelf, of.restarts) == (7, 3, 1)
     assert (of.kv_usage, of.foreign, of.delivery.trust, of.delivery.share) == (None, None, 1.0, 1.0)
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from router.base.ids import OPEN_TENANT, ReplicaId, TenantId
 from router.core.decide import Decision, Kind
 from router.core.fleet import ReplicaSpec, Report
+from router.core.learned import Learned
 from router.core.member import Member
 from router.core.plan import QueueRules
 from router.core.queue import TURN_TOKENS, Held, TurnQueue
@@ -22,7 +23,9 @@ ACME, BETA = TenantId("acme"), TenantId("beta")
 
 def member(name: str = "a", capacity: int | None = None) -> Member:
     """Computes 8000 tokens a second, and holds a reply's KV for 5 s."""
-    return Member(ReplicaSpec(ReplicaId(name), f"http://{name}:1", capacity), 0, 0, WorkingSet())
+    return Member(
+        ReplicaSpec(ReplicaId(name), f"http://{name}:1", capacity), 0, 0, WorkingSet(), Learned(8000.0)
+    )
 
 
 def decision(to: Member, missing: int, prompt: int | None = None) -> Decision:
@@ -90,7 +93,7 @@ def test_nobody_who_comes_after_a_turn_is_due_passes_it(turns: list[tuple[float,
         left.append(first)
     assert sorted(map(id, left)) == sorted(map(id, held))
     for at, each in enumerate(left):
-        due = each.arrived + (each.tokens - TURN_TOKENS) / 8000.0 / RULES.ageing
+        due = each.arrived + 1.01 * (each.tokens - TURN_TOKENS) / 8000.0 / RULES.ageing
         assert all(before.arrived <= due + 1e-6 for before in left[:at])
 
 
@@ -268,9 +271,9 @@ def test_a_line_knows_what_would_go_before_a_turn() -> None:
     assert a.line is not None
     assert len(a.line) == 3
     assert a.line.tokens == 8880 + 3 * TURN_TOKENS
-    assert a.line.ahead(0.0) == 0
-    assert a.line.ahead(0.5) == 80 + TURN_TOKENS
-    assert a.line.ahead(5.0) == 880 + 2 * TURN_TOKENS
+    assert a.line.ahead(0.0) == (0, 0)
+    assert a.line.ahead(0.5) == (80 + TURN_TOKENS, 80)
+    assert a.line.ahead(5.0) == (880 + 2 * TURN_TOKENS, 880)
 
 
 def test_when_to_come_back_follows_the_rate_at_which_turns_leave() -> None:

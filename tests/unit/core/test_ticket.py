@@ -5,6 +5,7 @@ import pytest
 from router.base.ids import OPEN_TENANT, ReplicaId
 from router.core.decide import Decision, Kind
 from router.core.fleet import ReplicaSpec
+from router.core.learned import Learned
 from router.core.member import Member
 from router.core.model import Model
 from router.core.observe import Outcome, Usage
@@ -33,9 +34,10 @@ def ticket(books: Books, *, prompt: int = 100, cached: int = 40, computes: bool 
     replica = ReplicaId("a")
     turn = Turn("/v1/x", "m", OPEN_TENANT, None, "", EMPTY_CHAIN, computes=computes)
     decision = Decision(replica, Kind.PASS, "", "p", (), None, None, prompt, cached, 0, 10.0)
-    member = Member(ReplicaSpec(replica, "http://a:1"), 0, 0, WorkingSet())
-    member.pending_tokens = 60 if computes else 0
-    return Ticket(books, turn, decision, member, Model("m"), 0)
+    member = Member(ReplicaSpec(replica, "http://a:1"), 0, 0, WorkingSet(), Learned(8000.0))
+    of = Ticket(books, turn, decision, member, Model("m"), 0)
+    member.take(of, prompt, of.kv_tokens, of.missing, 10.0)
+    return of
 
 
 def test_the_first_of_each_moment_counts(books: Books) -> None:

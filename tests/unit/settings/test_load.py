@@ -41,7 +41,7 @@ queue: {order: least-missing, ageing: 0.02, horizon: auto, max: 4096, wait: 5m} 
 overload: {in_flight: auto, kv_usage: 0.98}
 """  # noqa: E501
 
-NO_PRICE = "price: has no effect in this version: later turns go home unless home is over a limit"
+NO_PULL = "price.pull: has no effect in this version: no KV is pulled"
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_the_designed_files_load_as_they_are(folder):
         "config/router.yaml:8: replicas[0].kv_events: has no effect in this version: "
         "what is cached is known from the router's own bookkeeping",
         "config/router.yaml:12: telemetry.trace_sample: has no effect in this version: no traces are sent",
-        f"policies/home.yaml:7: {NO_PRICE}",
+        f"policies/home.yaml:9: {NO_PULL}",
     )
 
 

@@ -19,7 +19,8 @@ def of_config(text: str) -> list[str]:
     [
         "strategy: priced\n",
         "queue: {order: least-missing}\n",
-        "strategy: priced\nplace: {bound: {relative: 2}}\n",
+        "strategy: priced\nplace: {bound: {relative: 2}}\nprice: {move: 0}\n",
+        "strategy: ring\nprice: {prefill: {seed_tokens_per_s: 9}}\n",
     ],
 )
 def test_a_policy_without_keys_of_later_versions_has_no_notices(text):
@@ -30,8 +31,12 @@ def test_a_policy_without_keys_of_later_versions_has_no_notices(text):
     ("text", "expected"),
     [
         (
-            "a: 1\nprice: {move: 0}\n",
-            "p.yaml:2: price: has no effect in this version: later turns go home unless home is over a limit",
+            "strategy: priced\nprice: {pull: {enabled: true}}\n",
+            "p.yaml:2: price.pull: has no effect in this version: no KV is pulled",
+        ),
+        (
+            "strategy: ring\nprice:\n  move: 0\n",
+            "p.yaml:3: price.move: has no effect with strategy ring, which has no prices",
         ),
         (
             "strategy: ring\nplace:\n  bound: {relative: 2}\n",

@@ -3,7 +3,9 @@ from collections.abc import Callable
 import orjson
 import pytest
 
+from router.base.ids import ReplicaId
 from router.core.decide import Decision, Kind
+from router.core.price import Prices, Pull
 from router.telemetry.bill import bill
 
 
@@ -20,12 +22,15 @@ def test_a_bill_names_every_option_with_its_price(decided: Callable[..., Decisio
         "home": "a",
         "prompt_tokens": 120,
         "predicted_cached_tokens": 100,
+        "pull": None,
+        "options": None,
     }
     assert candidates == [
         {
             "replica": name,
             "price": price,
             "cached_tokens": cached,
+            "host_tokens": 0,
             "in_flight": 1,
             "pending_tokens": 20,
             "working_set_tokens": 300,
@@ -50,6 +55,26 @@ def test_options_that_were_not_compared_have_no_price(decided: Callable[..., Dec
 def test_a_price_list_that_does_not_fit_is_an_error(decided: Callable[..., Decision]) -> None:
     with pytest.raises(ValueError, match="zip"):
         bill(decided(prices=(1.0,)))
+
+
+def test_a_priced_decision_shows_each_option_with_its_terms_and_the_least_price_of_each_replica(
+    decided: Callable[..., Decision],
+) -> None:
+    fields = bill(decided()._replace(price_list=Prices(move_s=0.25)))
+    options, candidates = fields["options"], fields["candidates"]
+    assert isinstance(options, list)
+    assert isinstance(candidates, list)
+    assert [(option["replica"], option["way"], option["move_ms"]) for option in options] == [
+        ("a", "local", 0.0),
+        ("b", "local", 250.0),
+    ]
+    assert [candidate["price"] for candidate in candidates] == [option["price_ms"] for option in options]
+    assert orjson.loads(orjson.dumps(fields)) == fields
+
+
+def test_a_pull_is_named_with_its_source(decided: Callable[..., Decision]) -> None:
+    pull = Pull(ReplicaId("b"), 4096, 0.5, 2.0, 0.9)
+    assert bill(decided()._replace(pull=pull))["pull"] == {"source": "b", "tokens": 4096}
 
 
 def test_a_bill_is_json(decided: Callable[..., Decision]) -> None:

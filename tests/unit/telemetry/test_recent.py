@@ -44,6 +44,8 @@ def test_a_decision_is_shown_with_its_bill_while_the_turn_runs(turn: Turn, decid
         "home": "a",
         "prompt_tokens": 120,
         "predicted_cached_tokens": 100,
+        "pull": None,
+        "options": None,
         "outcome": None,
         "delivered_cached_tokens": None,
         "delivered_prompt_tokens": None,

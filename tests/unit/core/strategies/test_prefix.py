@@ -18,7 +18,7 @@ def test_the_replica_with_most_of_the_prompt_is_taken_and_the_prices_are_missing
 ):
     fleet = view(candidate("a", cached_tokens=400), candidate("b", cached_tokens=1100), candidate("c"))
     choice = MostCached().choose(turn(), fleet, rng)
-    assert choice == (fleet.candidates[1], "most cached", (600, 0, 1000))
+    assert choice[:3] == (fleet.candidates[1], "most cached", (600, 0, 1000))
 
 
 def test_a_holder_above_the_load_bound_yields_to_the_next_best(candidate, view, choose):

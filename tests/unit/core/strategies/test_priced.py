@@ -1,6 +1,8 @@
 import pytest
 
 from router.base.ids import ReplicaId
+from router.core.decide import Pulls, Source
+from router.core.price import Prices
 from router.core.ring import Ring
 from router.core.strategies.priced import Params, Priced
 
@@ -81,16 +83,44 @@ class TestANewSession:
 
 
 class TestALaterTurn:
-    def test_goes_home_though_home_is_fuller_busier_and_others_have_more(self, candidate, view, choose):
+    def test_goes_home_though_home_is_fuller_and_another_has_as_much(self, candidate, view, choose):
         fleet = view(
-            candidate("a", in_flight=40, working_set_tokens=900_000, pending_tokens=5000),
-            candidate("b", cached_tokens=1000),
+            candidate("a", cached_tokens=900, in_flight=2, working_set_tokens=900_000),
+            candidate("b", cached_tokens=900),
             home="a",
         )
         assert choose(fleet) == ("a", "home")
 
-    def test_goes_home_after_compaction_left_nothing_cached(self, candidate, view, choose):
-        fleet = view(candidate("a"), candidate("b", cached_tokens=600), home="a")
+    def test_leaves_home_where_waiting_there_takes_longer_than_computing_elsewhere(
+        self, candidate, view, choose
+    ):
+        def fleet(wait_s):
+            return view(candidate("a", cached_tokens=900, wait_s=wait_s), candidate("b"), home="a")
+
+        # 900 tokens at 8,000 a second are 112 ms, and leaving costs 50.
+        assert choose(fleet(0.15)) == ("a", "home")
+        assert choose(fleet(0.18)) == ("b", "cheaper than home by 17 ms")
+
+    def test_stays_the_longer_the_more_leaving_costs(self, candidate, view, choose):
+        fleet = view(candidate("a", cached_tokens=900, wait_s=0.5), candidate("b"), home="a")
+        assert choose(fleet)[0] == "b"
+        assert choose(fleet, params=Params(prices=Prices(move_s=0.5)))[0] == "a"
+
+    def test_counts_what_the_turns_elsewhere_lose_by_it(self, candidate, view, choose):
+        fleet = view(candidate("a", cached_tokens=900, wait_s=0.3), candidate("b", in_flight=2), home="a")
+        assert choose(fleet)[0] == "a"
+        assert choose(fleet, params=Params(prices=Prices(crowd=0.0)))[0] == "b"
+
+    def test_does_not_go_to_a_replica_that_fails_however_idle(self, candidate, view, choose):
+        fleet = view(
+            candidate("a", cached_tokens=900, wait_s=5.0), candidate("b", recent_failures=1.0), home="a"
+        )
+        assert choose(fleet) == ("a", "home")
+
+    def test_does_not_go_to_a_replica_over_a_limit(self, candidate, view, choose):
+        fleet = view(
+            candidate("a", cached_tokens=900, wait_s=5.0), candidate("b", over="in flight"), home="a"
+        )
         assert choose(fleet) == ("a", "home")
 
     def test_leaves_a_home_that_is_over_a_limit_for_the_replica_with_most_of_it(
@@ -129,14 +159,51 @@ class TestALaterTurn:
         assert choose(fleet) == ("a", "home, all over their limits")
 
 
-def test_the_prices_are_tokens_to_prefill_before_the_first_of_the_answer(candidate, view, turn, rng):
-    fleet = view(
-        candidate("a", cached_tokens=900, pending_tokens=50),
-        candidate("b", cached_tokens=1200),  # an estimate can exceed the prompt
-        candidate("c", over="in flight"),
-        home="a",
-    )
-    assert Priced().choose(turn(), fleet, rng).prices == (150, 0, 1000)
+class TestPulling:
+    @staticmethod
+    def pulls(sources, byte_s=1e-9, **given):
+        values = {
+            "sources": tuple(Source(ReplicaId(name), tokens, 0, 1.0) for name, tokens in sources.items()),
+            "targets": frozenset(ReplicaId(name) for name in "abc"),
+            "inbound": {},
+            "links": {},
+            "seed": (0.01, byte_s),
+            "token_bytes": 1000.0,
+        }
+        return Pulls(**(values | given))
+
+    def test_a_turn_leaves_a_busy_home_with_its_kv(self, candidate, view, turn, rng):
+        fleet = view(
+            candidate("a", cached_tokens=90_000, wait_s=3.0), candidate("b"), home="a", prompt=100_000
+        )
+        strategy = Priced()
+        assert strategy.choose(turn(), fleet, rng).candidate.replica == "a"
+        choice = strategy.choose(turn(), fleet._replace(pulls=self.pulls({"a": 90_000})), rng)
+        assert (choice.candidate.replica, choice.pull.source, choice.pull.tokens) == ("b", "a", 90_000)
+
+    def test_a_pull_that_takes_longer_than_computing_is_not_made(self, candidate, view, turn, rng):
+        fleet = view(
+            candidate("a", cached_tokens=90_000, wait_s=3.0), candidate("b"), home="a", prompt=100_000
+        )
+        slow = fleet._replace(pulls=self.pulls({"a": 90_000}, byte_s=1e-6))
+        choice = Priced().choose(turn(), slow, rng)
+        assert (choice.candidate.replica, choice.pull) == ("a", None)
+
+    def test_a_session_whose_home_is_drained_takes_its_kv_along(self, candidate, view, turn, rng, owned_by):
+        ring = Ring([ReplicaId(n) for n in "abc"], 16)
+        fleet = view(candidate("b"), candidate("c"), home="a", ring=ring, prompt=100_000)
+        asked = turn(owned_by(ring, "c"))
+        choice = Priced().choose(asked, fleet._replace(pulls=self.pulls({"a": 90_000})), rng)
+        assert (choice.candidate.replica, choice.pull.source) == ("c", "a")
+
+    def test_the_policy_may_do_without(self, candidate, view, turn, rng):
+        fleet = view(candidate("b"), home="a", prompt=100_000)._replace(pulls=self.pulls({"a": 90_000}))
+        assert Priced(Params(prices=Prices(pull=False))).choose(turn(), fleet, rng).pull is None
+
+
+def test_the_bill_of_a_choice_can_be_made_from_it(candidate, view, turn, rng):
+    choice = Priced().choose(turn(), view(candidate("a"), candidate("b"), home="a"), rng)
+    assert choice.price_list == Prices()
 
 
 class TestATurnWithoutASession:

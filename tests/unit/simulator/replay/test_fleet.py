@@ -196,7 +196,9 @@ def test_a_fan_out_from_one_parent_computes_the_shared_prompt_once_a_replica(mak
     together = play(trace, home, **replica).run()
     apart = play(trace, Plan(name="round-robin", strategy=RoundRobin()), **replica).run()
     assert len(together.ttft_s) == len(apart.ttft_s) == 81
-    # The parent's, once a replica at most, and 1,280 tokens of each sub-agent's own.
-    assert sum(together.prefilled) <= 4 * 20_480 + 40 * 1_280
+    # The parent's, once a replica at most, 1,280 tokens of each sub-agent's own, and half of them again where
+    # one moves for its second turn.
+    assert sum(together.prefilled) <= 4 * 20_480 + 40 * 1_280 + together.moves * 640
+    assert together.moves <= 4
     assert len([tokens for tokens in together.prefilled if tokens > 5000]) >= 3, "it does spread"
     assert sum(together.ttft_s) < sum(apart.ttft_s)

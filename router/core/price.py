@@ -1,0 +1,206 @@
+"""What a turn would take on a replica, in one unit: the price of each way, and the bill that people read.
+
+A pure function of a `Candidate` and of where else the prompt's KV lies. Times here are seconds; the bill is
+in milliseconds. Knows no strategy: who is eligible is decided elsewhere.
+
+`price = wait + fetch + compute + crowd + displacement + move + risk`, and each term says of which it is made:
+
+- `wait`: until the replica has prefilled what was sent there before, and until it has a place and KV blocks.
+  The two pass side by side, so the longer counts. 0 where nothing is known of its load.
+- `fetch`: by how much fetching KV outlasts that wait. From the replica's own host it begins once there are
+  blocks, a pull at once. 0 where all lies on the device.
+- `compute`: the tokens that lie nowhere, at the length of their context.
+- `crowd`: what the other turns there lose by that computing, times a factor: those that decode stand still
+  for as long, and so does whoever waits for what they hold.
+- `displacement`: what the replica must forget for it and is still wanted, at the time that computing takes.
+- `move`: for leaving home.
+- `risk`: a pull may fail; then its deadline has passed and all is computed. The chance of it times the loss.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Final, Literal, NamedTuple
+
+from router.base.ids import ReplicaId
+from router.core.decide import Candidate, Pulls, Source
+
+_MS: Final = 1000.0
+
+# A pull is not tried unless so many times the blocks that it needs are free or can be had.
+_HEADROOM: Final = 1.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """The policy's part of the price."""
+
+    __pydantic_config__: ClassVar[Mapping[str, str]] = {"extra": "forbid"}
+
+    move_s: float = 0.05
+    """For leaving home."""
+    crowd: float = 1.0
+    """Share of what other turns lose to this one's prefill that counts as if it were its own, from 0 up."""
+    displacement: float = 1.0
+    """Share of what must be forgotten and is still wanted that counts, from 0 up."""
+    pull: bool = True
+    """Whether KV is pulled from other replicas at all."""
+    pull_least_tokens: int = 512
+    pull_deadline_s: float = 2.0
+    """What a pull may take in any case; one that saves more computing may take as long as it saves."""
+
+
+class Line(NamedTuple):
+    """One way to have a turn on one replica. All times are milliseconds, and `price_ms` is their sum."""
+
+    replica: ReplicaId
+    way: Literal["local", "pull"]
+    """`local`: with what lies there, on the device or the host."""
+    source: ReplicaId | None
+    """Whom the rest would be pulled from; `None` for `local`."""
+    pulled_tokens: int
+    wait_ms: float
+    fetch_ms: float
+    compute_ms: float
+    crowd_ms: float
+    displacement_ms: float
+    move_ms: float
+    risk_ms: float
+    price_ms: float
+
+
+class Pull(NamedTuple):
+    """A pull that could be tried."""
+
+    source: ReplicaId
+    tokens: int
+    """Of the prompt, behind what lies at the target."""
+    seconds: float
+    """What it is expected to take."""
+    deadline_s: float
+    chance: float
+    """That it succeeds."""
+
+
+def local_s(c: Candidate, prompt_tokens: int, prices: Prices, *, move: bool) -> float:
+    """The price of `local`. The same sum as `_line`, without its parts: it is asked for every candidate."""
+    cached = c.cached_tokens
+    # The last token is always computed.
+    missing = prompt_tokens - cached if cached < prompt_tokens else 1
+    _, token_s, bend_s, reload_s = curve = c.curve
+    work = missing * (token_s + bend_s * (prompt_tokens - 0.5 * missing))
+    begins = c.slot_s + c.host_tokens * reload_s
+    if c.wait_s > begins:
+        begins = c.wait_s
+    price = begins + curve[0] + work
+    if prices.crowd:
+        price += prices.crowd * _company(c) * work
+    reach = c.reach_tokens
+    if reach is not None and c.working_set_tokens + missing > reach:
+        price += prices.displacement * displaced_tokens(c, missing) * token_s
+    return price + prices.move_s if move else price
+
+
+def _company(c: Candidate) -> float:
+    """The other turns there, and those that wait in the router to go there."""
+    return c.in_flight + (c.foreign or 0.0) + c.held
+
+
+def displaced_tokens(c: Candidate, missing: int) -> int:
+    """How many tokens of living sessions a replica forgets when it computes so many more: those by which its
+    working set then exceeds what it can hold. 0 where it has not told its capacity."""
+    if c.reach_tokens is None:
+        return 0
+    return min(missing, max(0, c.working_set_tokens + missing - c.reach_tokens))
+
+
+def offer(c: Candidate, prompt_tokens: int, prices: Prices, pulls: Pulls) -> Pull | None:
+    """The pull that brings most of what is missing at the candidate, if one may be tried."""
+    if c.replica not in pulls.targets:
+        return None
+    best: Source | None = None
+    for source in pulls.sources:
+        if source.replica != c.replica and (best is None or _better(source, best)):
+            best = source
+    if best is None:
+        return None
+    most = min(best.cached_tokens, prompt_tokens - 1)
+    tokens = most - c.cached_tokens
+    if tokens < prices.pull_least_tokens:
+        return None
+    if c.free_tokens is not None and _HEADROOM * tokens > c.free_tokens:
+        return None
+    start_s, byte_s = pulls.links.get((best.replica, c.replica), pulls.seed)
+    sharing = 1 + max(best.pulls, pulls.inbound.get(c.replica, 0))
+    token_s = pulls.token_bytes * byte_s * sharing
+    saved = prompt_tokens - c.cached_tokens
+    deadline_s = max(prices.pull_deadline_s, c.curve.work_s(saved, prompt_tokens))
+    # What does not come in time is computed.
+    tokens = min(tokens, int((deadline_s - start_s) / token_s))
+    if tokens < max(1, prices.pull_least_tokens):
+        return None
+    return Pull(best.replica, tokens, start_s + tokens * token_s, deadline_s, best.chance)
+
+
+def _better(source: Source, than: Source) -> bool:
+    """More first; of equal ones whoever serves fewer pulls."""
+    return (source.cached_tokens, -source.pulls) > (than.cached_tokens, -than.pulls)
+
+
+def pull_s(c: Candidate, prompt_tokens: int, prices: Prices, pull: Pull, *, move: bool) -> float:
+    """The price of having the turn there with a pull."""
+    return _line(c, prompt_tokens, prices, pull, move=move).price_ms / _MS
+
+
+def lines(
+    candidates: Sequence[Candidate],
+    prompt_tokens: int,
+    home: ReplicaId | None,
+    prices: Prices,
+    pulls: Pulls | None,
+) -> tuple[Line, ...]:
+    """The bill: each candidate's ways, with all terms, in the candidates' order."""
+    bill: list[Line] = []
+    for c in candidates:
+        move = home is not None and c.replica != home
+        bill.append(_line(c, prompt_tokens, prices, None, move=move))
+        if prices.pull and pulls is not None:
+            pull = offer(c, prompt_tokens, prices, pulls)
+            if pull is not None:
+                bill.append(_line(c, prompt_tokens, prices, pull, move=move))
+    return tuple(bill)
+
+
+def expected_s(c: Candidate, prompt_tokens: int, pull: Pull | None = None) -> float:
+    """Dispatch to first token, as far as one can tell: the price without what others lose by it."""
+    line = _line(c, prompt_tokens, _PLAIN, pull, move=False)
+    return line.price_ms / _MS
+
+
+_PLAIN: Final = Prices(move_s=0.0, crowd=0.0, displacement=0.0)
+
+
+def _line(c: Candidate, prompt_tokens: int, prices: Prices, pull: Pull | None, *, move: bool) -> Line:
+    curve = c.curve
+    local = max(1, prompt_tokens - c.cached_tokens)
+    missing = local if pull is None else max(1, local - pull.tokens)
+    wait = max(c.wait_s, c.slot_s)
+    begins = max(c.wait_s, c.slot_s + c.host_tokens * curve.reload_s)
+    if pull is not None:
+        begins = max(begins, pull.seconds)
+    compute = curve.seconds(missing, prompt_tokens)
+    work = compute - curve.base_s
+    crowd = prices.crowd * _company(c) * work
+    displacement = prices.displacement * displaced_tokens(c, local) * curve.token_s
+    leaving = prices.move_s if move else 0.0
+    risk = 0.0
+    if pull is not None:
+        failed = max(wait, pull.deadline_s) + curve.seconds(local, prompt_tokens)
+        risk = (1.0 - pull.chance) * max(0.0, failed - begins - compute)
+    terms = (wait, begins - wait, compute, crowd, displacement, leaving, risk)
+    return Line(
+        c.replica,
+        "local" if pull is None else "pull",
+        None if pull is None else pull.source,
+        0 if pull is None else pull.tokens,
+        *[_MS * term for term in (*terms, sum(terms))],
+    )
