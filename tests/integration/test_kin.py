@@ -69,7 +69,8 @@ async def test_a_fan_out_spreads() -> None:
         children = await asyncio.gather(
             *(
                 running.chat(
-                    task(number), headers={"X-Session-ID": f"c{number}", "X-Parent-Session-ID": "parent"}
+                    task(f"{number} of many. " * 300),
+                    headers={"X-Session-ID": f"c{number}", "X-Parent-Session-ID": "parent"},
                 )
                 for number in range(40)
             )

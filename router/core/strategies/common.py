@@ -212,8 +212,9 @@ def beside_kin(
 
     So it is with a sub-agent that goes on from its parent's prompt, and with a conversation that forks from
     another, whose opening it has. Of those that hold most of it the first in the ring's order is taken, of
-    candidates whose figure is within `bound` and that are not busy: of many that begin at once each replica
-    gets some, and those that follow find the beginning there, too.
+    candidates whose figure is within `bound`, that are not busy, and at which no more tokens go before it
+    than it finds there: of many that begin at once each replica gets some, and those that follow find the
+    beginning there, too.
     """
     least = min([c.cached_tokens for c in candidates])
     most = max([c.cached_tokens for c in candidates])
@@ -223,10 +224,14 @@ def beside_kin(
         # What sessions of all kinds begin with, such as a system prompt, must not gather them.
         return None
     free = set(not_busy(candidates, BUSY_RELATIVE, BUSY_TURNS))
+    patience = most - least + min([c.pending_tokens + c.ahead_tokens for c in candidates])
     near = [
         c
         for c, figure in zip(candidates, figures, strict=True)
-        if figure <= bound and c in free and c.cached_tokens - least >= _MOST_OF_IT * (most - least)
+        if figure <= bound
+        and c in free
+        and c.pending_tokens + c.ahead_tokens <= patience
+        and c.cached_tokens - least >= _MOST_OF_IT * (most - least)
     ]
     if not near or turn.session is None:
         return None

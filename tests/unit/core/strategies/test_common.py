@@ -285,6 +285,12 @@ class TestBesideKin:
         busy = candidate("b", cached_tokens=9000, in_flight=13)
         assert find_kin(view(candidate("a"), busy, candidate("c"), prompt=9000)) is None
 
+    def test_whoever_has_more_to_do_first_than_it_would_spare_is_passed_over(self, candidate, view, find_kin):
+        for waiting, drawn in ((9500, True), (9501, False)):
+            holder = candidate("b", cached_tokens=9000, pending_tokens=500, ahead_tokens=waiting - 500)
+            fleet = view(candidate("a", pending_tokens=500), holder, prompt=9500)
+            assert (find_kin(fleet) is not None) is drawn
+
     def test_of_several_that_hold_most_the_first_on_the_ring_is_taken(self, candidate, view, turn, find_kin):
         most = [candidate(name, cached_tokens=tokens) for name, tokens in (("a", 9000), ("b", 8200))]
         fleet = view(*most, candidate("c", cached_tokens=8000), candidate("d"), prompt=9000)
