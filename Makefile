@@ -7,7 +7,7 @@ BENCH_VENV := .venv-bench
 ENGINE_VENV := .venv-engine
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types check smoke bench bench-memory engine-env engine-test format wheel clean
+.PHONY: help demo test lint types check smoke bench bench-memory engine-env engine-test calibrate format wheel clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -68,6 +68,9 @@ $(ENGINE_VENV)/.installed: tools/engine/requirements.txt
 engine-test: $(STAMP) $(ENGINE_VENV)/.installed ## the connector inside real vLLM engines, on the processor
 	PYTHONPATH=. $(ENGINE_VENV)/bin/python -m pytest -c tests/engine/inside/pytest.ini tests/engine/inside
 	HOMING_ENGINE=$(ENGINE_VENV)/bin/python $(BIN)/python -m pytest tests/engine
+
+calibrate: $(STAMP) $(ENGINE_VENV)/.installed ## the simulated replica beside a real vLLM
+	HOMING_ENGINE=$(ENGINE_VENV)/bin/python $(BIN)/python -m loadtest.calibrate
 
 engine-env: $(ENGINE_VENV)/.installed ## a real vLLM on the processor (2.2 GB, some minutes)
 

@@ -343,7 +343,9 @@ def _parser() -> argparse.ArgumentParser:
     engine.add_argument("--name", default="sim", help="what it calls itself")
     engine.add_argument("--model", default="sim-model", help="what it serves")
     engine.add_argument("--block-size", type=int, default=16, metavar="TOKENS", help="of KV")
-    engine.add_argument("--kv-blocks", type=int, default=37_500, metavar="N", help="device KV")
+    engine.add_argument(
+        "--kv-blocks", type=int, default=37_500, metavar="N", help="device KV; one is never used"
+    )
     engine.add_argument("--host-kv-blocks", type=int, default=0, metavar="N", help="host KV; 0 = none")
     engine.add_argument(
         "--prefill-tps", type=float, default=8000.0, metavar="N", help="prompt tokens a second"
@@ -386,7 +388,9 @@ def _parser() -> argparse.ArgumentParser:
         help="may be repeated: the others are compared to the first (default home)",
     )
     replay.add_argument("--replicas", type=_whole, default=4, metavar="N")
-    replay.add_argument("--kv-tokens", type=_whole, default=600_000, metavar="N", help="device KV")
+    replay.add_argument(
+        "--kv-tokens", type=_whole, default=600_000, metavar="N", help="device KV; one is never used"
+    )
     replay.add_argument("--host-kv-tokens", type=_count, default=0, metavar="N", help="host KV; 0 = none")
     replay.add_argument("--kv-bytes-per-token", type=_whole, default=163_840, metavar="N")
     replay.add_argument("--prefill-tps", type=_rate, default=8000.0, metavar="N", help="tokens a second")

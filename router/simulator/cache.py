@@ -1,34 +1,23 @@
 """The KV cache of a simulated replica: blocks on the device, shared by prefix, and a host tier behind it.
 
 The rules are those of vLLM's block pool. Blocks that a request holds cannot be evicted. A freed block
-keeps its hash, and can be hit, until it is taken for something else; the least recently freed goes first,
-and of one request the tail before the head. A block is found only where all its parents are.
+keeps its hash, and can be hit, until it is taken for something else: blocks without a hash are taken first,
+then the least recently freed, and of one request the tail before the head. A block is found only where all
+its parents are. Requests that compute the same block at once have a copy each, and the oldest is hit.
 
 Neighbouring blocks with the same history are kept as one run, so that a turn costs as many steps as its
 session has turns, not as its prompt has blocks. This works because hashes are chained: two prompts that
 share a block share all before it, so one comparison tells whether a whole run is shared, and a binary
-search finds where two part. It departs from vLLM in two small things: blocks without a hash are reused
-before any that has one, and a block that two requests compute at once is kept once.
+search finds where two part. Runs that have a block in common are copies of one another from end to end:
+where one is cut, all are. And no block outlives the last copy of the one before it, since whoever holds a
+block holds one of those too, and frees it later.
 """
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from router.simulator.chains import shared_blocks
 from router.simulator.host import HostCache
-
-
-class _Run:
-    """Consecutive blocks of one chain that were always held and freed together."""
-
-    __slots__ = ("children", "hashes", "holders", "parent")
-
-    def __init__(self, hashes: list[int], parent: "_Run | None", holders: int) -> None:
-        self.hashes = hashes
-        self.parent = parent
-        self.holders = holders
-        self.children = 0
 
 
 class Match(NamedTuple):
@@ -43,14 +32,14 @@ class Match(NamedTuple):
 class Lease:
     """The blocks that one request holds. Made by `BlockCache.acquire`, ended by `release`."""
 
-    __slots__ = ("hashed", "hashes", "last", "plain")
+    __slots__ = ("hashed", "hashes", "plain", "runs")
 
     def __init__(self, hashes: Sequence[int]) -> None:
         self.hashes = hashes
-        self.last: _Run | None = None
-        """The deepest run; its parents are held too."""
+        self.runs: list[_Run] = []
+        """In the chain's order, without a gap."""
         self.hashed = 0
-        """Blocks that others can share."""
+        """Blocks in `runs`, which others can share."""
         self.plain = 0
         """Blocks without a hash: not yet full, or beyond what `hashes` names."""
 
@@ -59,19 +48,60 @@ class Lease:
         return self.hashed + self.plain
 
 
+class _Run:
+    """Consecutive blocks of one chain that were always held and freed together."""
+
+    __slots__ = ("ahead", "behind", "hashes", "leases", "parent")
+
+    def __init__(self, hashes: list[int], parent: int | None, leases: set[Lease]) -> None:
+        self.hashes = hashes
+        self.parent = parent
+        """Hash of the block before the first; `None` at a chain's start."""
+        self.leases = leases
+        """Who holds it."""
+        self.ahead: _Run = self
+        """Its neighbours among those that nobody holds: the one evicted before it, and the one after."""
+        self.behind: _Run = self
+
+
+class _Idle:
+    """The runs that nobody holds, the next to be evicted first. A list that can be entered anywhere."""
+
+    def __init__(self) -> None:
+        self._end = _Run([], None, set())
+        """Behind the last and ahead of the first."""
+
+    @property
+    def first(self) -> _Run:
+        """The next to be evicted. There must be one."""
+        return self._end.behind
+
+    def append(self, run: _Run) -> None:
+        self.insert(run, self._end.ahead)
+
+    def insert(self, run: _Run, ahead: _Run) -> None:
+        """Enter a run right behind another."""
+        run.ahead, run.behind = ahead, ahead.behind
+        ahead.behind.ahead = run
+        ahead.behind = run
+
+    def remove(self, run: _Run) -> None:
+        run.ahead.behind, run.behind.ahead = run.behind, run.ahead
+
+
 class BlockCache:
-    """Device blocks with reference counts and an LRU over the free ones, and a host LRU behind it."""
+    """Device blocks with their holders and an LRU over the free ones, and a host LRU behind it."""
 
     def __init__(self, blocks: int, host_blocks: int = 0) -> None:
         self.total = blocks
         self._bare = blocks
         """Free blocks without a hash."""
+        self._copies: dict[int, list[_Run]] = {}
+        """By first hash all runs that begin with it, the oldest first. They are equal in all their blocks."""
+        self._children: dict[int, int] = {}
+        """How many different runs go on from a block, by its hash."""
+        self._idle = _Idle()
         self._idle_blocks = 0
-        self._runs: dict[int, _Run] = {}
-        """Every run by its first hash."""
-        self._idle: OrderedDict[_Run, None] = OrderedDict()
-        """Runs that no request holds, the least recently freed first. A run's children stand before it:
-        they were freed no later than it was. So the first is always a leaf."""
         self._host = HostCache(host_blocks)
 
     @property
@@ -85,8 +115,8 @@ class BlockCache:
 
     @property
     def cached(self) -> int:
-        """Blocks on the device that a prompt can hit."""
-        return sum(len(run.hashes) for run in self._runs.values())
+        """Blocks on the device that a prompt can hit; copies count once."""
+        return sum(len(copies[0].hashes) for copies in self._copies.values())
 
     @property
     def host_total(self) -> int:
@@ -100,10 +130,11 @@ class BlockCache:
         """How much of the first `limit` blocks is cached. Changes nothing, not even the LRU order."""
         limit = min(limit, len(hashes))
         device = idle = 0
-        while device < limit and (run := self._runs.get(hashes[device])) is not None:
+        while device < limit and (copies := self._copies.get(hashes[device])) is not None:
+            run = copies[0]
             shared = shared_blocks(run.hashes, hashes, device, limit)
             device += shared
-            if run.holders == 0:
+            if not run.leases:
                 idle += shared
             if shared < len(run.hashes):
                 break
@@ -112,7 +143,20 @@ class BlockCache:
     def acquire(self, hashes: Sequence[int], limit: int) -> Lease:
         """Hold what the device has of the first `limit` blocks."""
         lease = Lease(hashes)
-        self._hold(lease, min(limit, len(hashes)))
+        limit = min(limit, len(hashes))
+        while lease.hashed < limit and (copies := self._copies.get(hashes[lease.hashed])) is not None:
+            shared = shared_blocks(copies[0].hashes, hashes, lease.hashed, limit)
+            if shared < len(copies[0].hashes):
+                self._cut(copies, shared)
+                copies = self._copies[hashes[lease.hashed]]
+                limit = lease.hashed + shared
+            run = copies[0]
+            if not run.leases:
+                self._idle.remove(run)
+                self._idle_blocks -= shared
+            run.leases.add(lease)
+            lease.runs.append(run)
+            lease.hashed += shared
         return lease
 
     def grow(self, lease: Lease, blocks: int, full: int) -> bool:
@@ -145,67 +189,69 @@ class BlockCache:
     def release(self, lease: Lease) -> None:
         """Give everything back. Blocks with a hash stay cached until they are taken. May be called again."""
         self._bare += lease.plain
-        run = lease.last
-        while run is not None:
-            run.holders -= 1
-            if run.holders == 0:
-                self._idle[run] = None
+        for run in reversed(lease.runs):
+            run.leases.remove(lease)
+            if not run.leases:
+                self._idle.append(run)
                 self._idle_blocks += len(run.hashes)
-            run = run.parent
-        lease.last, lease.hashed, lease.plain = None, 0, 0
+        lease.runs, lease.hashed, lease.plain = [], 0, 0
 
-    def _hold(self, lease: Lease, limit: int) -> None:
-        """Hold what the device has of the chain, on from what the lease already holds."""
-        hashes = lease.hashes
-        while lease.hashed < limit and (run := self._runs.get(hashes[lease.hashed])) is not None:
-            shared = shared_blocks(run.hashes, hashes, lease.hashed, limit)
-            parted = shared < len(run.hashes)
-            if parted:
-                run = self._split(run, shared)
-            if run.holders == 0:
-                self._idle.pop(run, None)  # the head of a split was never in it
-                self._idle_blocks -= shared
-            run.holders += 1
-            lease.last = run
-            lease.hashed += shared
-            if parted:
-                return
-
-    def _split(self, run: _Run, at: int) -> _Run:
-        """Cut a run in two and return its head. The tail stays the same object: leases end in it, and
-        it keeps its place in the LRU. The caller holds the head at once."""
-        head = _Run(run.hashes[:at], run.parent, run.holders)
-        head.children = 1
-        del run.hashes[:at]
-        run.parent = head
-        self._runs[head.hashes[0]] = head
-        self._runs[run.hashes[0]] = run
-        return head
+    def _cut(self, copies: list[_Run], at: int) -> None:
+        """Cut a run and its copies in two. The tails stay the same objects, in the same list."""
+        first = copies[0].hashes[0]
+        heads = []
+        for tail in copies:
+            head = _Run(tail.hashes[:at], tail.parent, set(tail.leases))
+            del tail.hashes[:at]
+            tail.parent = head.hashes[-1]
+            for lease in tail.leases:
+                lease.runs.insert(lease.runs.index(tail), head)
+            if not tail.leases:
+                self._idle.insert(head, tail)
+            heads.append(head)
+        self._copies[first] = heads
+        self._copies[copies[0].hashes[0]] = copies
+        self._children[heads[0].hashes[-1]] = 1
 
     def _name(self, lease: Lease, full: int) -> None:
         """Give hashes to the lease's plain blocks up to `full`, which makes them shareable."""
-        before = lease.hashed
-        self._hold(lease, full)
-        doubles = lease.hashed - before
-        lease.plain -= doubles
-        self._bare += doubles
-        fresh = full - lease.hashed
-        if fresh == 0:
-            return
-        lease.plain -= fresh
-        # Read back from the host or computed anew, they are the device's.
-        self._host.forget(lease.hashes, lease.hashed, full)
-        names = list(lease.hashes[lease.hashed : full])
-        last = lease.last
-        if last is not None and last.holders == 1 and last.children == 0:
-            last.hashes.extend(names)
-        else:
-            run = _Run(names, last, 1)
-            if last is not None:
-                last.children += 1
-            self._runs[names[0]] = run
-            lease.last = run
-        lease.hashed = full
+        lease.plain -= full - lease.hashed
+        while lease.hashed < full and (copies := self._copies.get(lease.hashes[lease.hashed])) is not None:
+            lease.hashed += self._copy(lease, copies, full)
+        if lease.hashed < full:
+            # Read back from the host or computed anew, they are the device's.
+            self._host.forget(lease.hashes, lease.hashed, full)
+            self._add(lease, list(lease.hashes[lease.hashed : full]))
+            lease.hashed = full
+
+    def _copy(self, lease: Lease, copies: list[_Run], full: int) -> int:
+        """Name blocks that others have named before. Returns how many."""
+        shared = shared_blocks(copies[0].hashes, lease.hashes, lease.hashed, full)
+        if shared < len(copies[0].hashes):
+            self._cut(copies, shared)
+            copies = self._copies[lease.hashes[lease.hashed]]
+        run = _Run(copies[0].hashes.copy(), copies[0].parent, {lease})
+        copies.append(run)
+        lease.runs.append(run)
+        return shared
+
+    def _add(self, lease: Lease, names: list[int]) -> None:
+        """Name blocks that nobody has named."""
+        last = lease.runs[-1] if lease.runs else None
+        parent = None
+        if last is not None:
+            parent = last.hashes[-1]
+            if (
+                len(last.leases) == 1
+                and parent not in self._children
+                and len(self._copies[last.hashes[0]]) == 1
+            ):
+                last.hashes.extend(names)
+                return
+            self._children[parent] = self._children.get(parent, 0) + 1
+        run = _Run(names, parent, {lease})
+        self._copies[names[0]] = [run]
+        lease.runs.append(run)
 
     def _take(self, wanted: int) -> None:
         """Turn `wanted` free blocks into used ones without a hash."""
@@ -213,15 +259,33 @@ class BlockCache:
         self._bare -= bare
         wanted -= bare
         while wanted > 0:
-            run = next(iter(self._idle))
-            kept = max(0, len(run.hashes) - wanted)
-            evicted = run.hashes[kept:]
-            first = run.hashes[0]
-            del run.hashes[kept:]
-            self._idle_blocks -= len(evicted)
-            wanted -= len(evicted)
-            if kept == 0:
-                del self._idle[run], self._runs[first]
-                if run.parent is not None:
-                    run.parent.children -= 1
-            self._host.put(evicted)
+            run = self._idle.first
+            copies = self._copies[run.hashes[0]]
+            kept = len(run.hashes) - wanted
+            if kept > 0 and len(copies) > 1:
+                self._cut(copies, kept)
+                kept = 0
+            taken = len(run.hashes) - max(0, kept)
+            wanted -= taken
+            self._idle_blocks -= taken
+            if kept > 0:
+                evicted = run.hashes[kept:]
+                del run.hashes[kept:]
+                self._host.put(evicted)
+            else:
+                self._forget(run, copies)
+
+    def _forget(self, run: _Run, copies: list[_Run]) -> None:
+        """Drop a run that nobody holds and whose blocks are taken."""
+        self._idle.remove(run)
+        copies.remove(run)
+        if copies:
+            return
+        del self._copies[run.hashes[0]]
+        if run.parent is not None:
+            left = self._children[run.parent] - 1
+            if left:
+                self._children[run.parent] = left
+            else:
+                del self._children[run.parent]
+        self._host.put(run.hashes)

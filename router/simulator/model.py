@@ -156,7 +156,7 @@ class EngineModel:
         self._cost = prefill_cost or (lambda _behind, tokens: tokens / settings.prefill_tps)
         self._interval = 1 / settings.decode_tps
         self._token_events = token_events
-        self.cache = BlockCache(settings.kv_blocks, settings.host_kv_blocks)
+        self.cache = BlockCache(settings.usable_blocks, settings.host_kv_blocks)
         self.counters = Counters()
         self._seqs: dict[str, _Seq] = {}
         self._running: list[_Seq] = []
@@ -179,8 +179,8 @@ class EngineModel:
         self._pure = False
         """The last step only decoded."""
         self._blocked = False
-        """The head of the queue was tried and does not fit, and nothing was given back since. As long as
-        steps only decode, trying again is in vain."""
+        """The head of the queue was tried and does not fit, nothing was given back since, and none that
+        runs computes what it needs. As long as steps only decode, trying again is in vain."""
         self._events: list[Event] = []
 
     @property
@@ -426,7 +426,7 @@ class EngineModel:
             seq = self._waiting[0]
             if not self._fits(seq, budget):
                 if self._running or not self._reclaim():
-                    self._blocked = True
+                    self._blocked = not self._is_helped(seq)
                     return
                 continue
             self._waiting.popleft()
@@ -439,6 +439,18 @@ class EngineModel:
             batch.append((seq, tokens))
             budget -= tokens
         self._blocked = budget > 0 and bool(self._waiting)
+
+    def _is_helped(self, seq: _Seq) -> bool:
+        """Whether one that runs will come to have the next block that a waiting prompt lacks: then less and
+        less of it needs blocks of its own."""
+        if seq.lease is not None:
+            return False
+        hashes = seq.job.hashes
+        limit = min((seq.total - 1) // self._block, len(hashes))
+        at = self.cache.match(hashes, limit).device
+        if at >= limit:
+            return False
+        return any(at < len(one.job.hashes) and one.job.hashes[at] == hashes[at] for one in self._running)
 
     def _fits(self, seq: _Seq, budget: int) -> bool:
         """Take the blocks of a request's first step, or those that come from the host. False where there

@@ -16,7 +16,8 @@ class ReplicaSettings:
     block_size: int = 16
     """Tokens a KV block."""
     kv_blocks: int = 37_500
-    """Blocks of device KV; the default holds 600k tokens."""
+    """Blocks of device KV, two at least: vLLM's `num_gpu_blocks`, of which it never uses one. The default
+    holds 600k tokens."""
     host_kv_blocks: int = 0
     """Blocks of host KV, where what the device evicts goes; 0 = no host tier."""
     prefill_tps: float = 8_000.0
@@ -39,11 +40,13 @@ class ReplicaSettings:
     """KV bytes of one token over all layers."""
 
     def __post_init__(self) -> None:
-        whole = ("block_size", "kv_blocks", "max_num_seqs", "batch_tokens", "max_model_len")
+        whole = ("block_size", "max_num_seqs", "batch_tokens", "max_model_len")
         rates = ("prefill_tps", "decode_tps", "time_scale", "kv_bytes_per_token")
         faults = [
             f"{field}: must be at least 1, not {value}" for field in whole if (value := self._of(field)) < 1
         ]
+        if self.kv_blocks < 2:
+            faults.append(f"kv_blocks: must be at least 2, not {self.kv_blocks}: one is never used")
         faults += [
             f"{field}: must be above 0, not {value}" for field in rates if not (value := self._of(field)) > 0
         ]
@@ -66,7 +69,12 @@ class ReplicaSettings:
     @property
     def context_tokens(self) -> int:
         """Prompt and reply together at most: what the model allows and the device's KV can hold."""
-        return min(self.max_model_len, self.kv_blocks * self.block_size)
+        return min(self.max_model_len, self.usable_blocks * self.block_size)
+
+    @property
+    def usable_blocks(self) -> int:
+        """Blocks that requests can hold: vLLM keeps one to itself."""
+        return self.kv_blocks - 1
 
     @property
     def host_block_s(self) -> float:

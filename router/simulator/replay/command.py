@@ -84,7 +84,7 @@ def _settings(options: Options, block_tokens: int) -> ReplicaSettings:
         raise HomingError(f"--kv-tokens {options.kv_tokens}: less than a block, {block_tokens} tokens here")
     return ReplicaSettings(
         block_size=block_tokens,
-        kv_blocks=blocks,
+        kv_blocks=blocks + 1,  # all that is asked for can be used
         host_kv_blocks=options.host_kv_tokens // block_tokens if options.host_gbps else 0,
         prefill_tps=options.prefill_tps,
         decode_tps=options.decode_tps,

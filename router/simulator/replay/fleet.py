@@ -85,7 +85,7 @@ class FleetReplay:
         self.measured = Measured()
         self._engine = Engine([plan], rng=Random(seed), observer=_Watcher(self.measured), on_detach=_reraise)
         self._model = settings.model
-        self._capacity = settings.kv_blocks * settings.block_size
+        self._capacity = settings.usable_blocks * settings.block_size
         self._host_capacity = settings.host_kv_blocks * settings.block_size
         self._replicas = {
             replica.id: replica for replica in (_Replica(n, replicas, settings) for n in range(replicas))

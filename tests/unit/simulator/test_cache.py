@@ -1,6 +1,7 @@
-"""The block cache against a dictionary of blocks, and each rule of its own."""
+"""The block cache against a pool of single blocks, and each rule of its own."""
 
 from collections import OrderedDict
+from itertools import takewhile
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -81,18 +82,33 @@ def test_a_block_without_a_hash_is_never_hit_and_comes_back_free() -> None:
     assert cache.free == 4
 
 
-def test_a_block_computed_twice_at_once_is_kept_once() -> None:
+def test_requests_that_compute_a_block_at_once_have_a_copy_each() -> None:
     cache = BlockCache(8)
     first, second = cache.acquire(chain(1, 2), 2), cache.acquire(chain(1, 2), 2)
     assert cache.grow(first, 2, 2)
-    assert cache.grow(second, 2, 0)
-    assert cache.used == 4
     assert cache.grow(second, 2, 2)
-    assert cache.used == 2
-    cache.release(first)
-    assert cache.used == 2
+    assert (cache.used, cache.cached) == (4, 2)
     cache.release(second)
-    assert cache.used == 0
+    assert cache.match(chain(1, 2), 2) == Match(2, 0, 0)  # the older copy, which is held
+    cache.release(first)
+    assert cache.match(chain(1, 2), 2) == Match(2, 2, 0)
+    assert cache.free == 8
+
+
+def test_a_copy_serves_when_the_older_one_is_gone() -> None:
+    cache = BlockCache(6)
+    first, second = cache.acquire(chain(1, 2, 3), 3), cache.acquire(chain(1, 2, 3), 3)
+    assert cache.grow(first, 3, 3)
+    assert cache.grow(second, 3, 3)
+    cache.release(first)
+    other = filled(cache, chain(8, 9))  # takes the older copies of 3 and 2
+    assert cache.match(chain(1, 2, 3), 3) == Match(3, 1, 0)
+    third = cache.acquire(chain(1, 2, 3), 3)
+    cache.release(second)
+    assert cache.match(chain(1, 2, 3), 3) == Match(3, 0, 0)
+    for lease in (other, third):
+        cache.release(lease)
+    assert (cache.used, cache.cached) == (0, 5)
 
 
 def test_a_released_lease_releases_nothing_more() -> None:
@@ -135,101 +151,104 @@ def test_a_reload_without_room_changes_nothing() -> None:
 
 
 class Blocks:
-    """The same rules, a dictionary entry a block: slow and plain."""
+    """The same rules on single blocks, as vLLM's pool has them: slow and plain."""
 
     def __init__(self, total: int, host: int) -> None:
-        self.total, self.host_total = total, host
-        self.holders: dict[int, int] = {}
-        self.idle: OrderedDict[int, None] = OrderedDict()
+        self.free = list(range(total))
+        """The next to be taken first."""
+        self.holders = [0] * total
+        self.name: list[int | None] = [None] * total
+        self.copies: dict[int, list[int]] = {}
+        self.host_total = host
         self.host: OrderedDict[int, None] = OrderedDict()
-        self.plain = 0
 
-    @property
-    def free(self) -> int:
-        return self.total - self.plain - sum(1 for count in self.holders.values() if count > 0)
-
-    def match(self, hashes: list[int]) -> tuple[int, int]:
-        device = 0
-        while device < len(hashes) and hashes[device] in self.holders:
-            device += 1
-        host = device
-        while host < len(hashes) and hashes[host] in self.host:
-            host += 1
-        return device, host - device
+    def match(self, hashes: list[int]) -> tuple[list[int], int]:
+        device = list(takewhile(lambda copies: copies, (self.copies.get(name) for name in hashes)))
+        host = takewhile(lambda name: name in self.host, hashes[len(device) :])
+        return [copies[0] for copies in device if copies], len(list(host))
 
     def hold(self, block: int) -> None:
-        self.holders[block] = self.holders.get(block, 0) + 1
-        self.idle.pop(block, None)
+        if self.holders[block] == 0:
+            self.free.remove(block)
+        self.holders[block] += 1
 
-    def take(self, wanted: int) -> None:
-        while self.total - self.plain - len(self.holders) < wanted:
-            block, _ = self.idle.popitem(last=False)
-            del self.holders[block]
-            if self.host_total:
-                self.host[block] = None
-                self.host.move_to_end(block)
-                if len(self.host) > self.host_total:
-                    self.host.popitem(last=False)
-        self.plain += wanted
+    def take(self, wanted: int) -> list[int]:
+        taken, self.free = self.free[:wanted], self.free[wanted:]
+        for block in taken:
+            self.holders[block] = 1
+            name, self.name[block] = self.name[block], None
+            if name is None:
+                continue
+            self.copies[name].remove(block)
+            if not self.copies[name]:
+                del self.copies[name]
+                self.host[name] = None
+        while len(self.host) > self.host_total:
+            self.host.popitem(last=False)
+        return taken
 
-    def drop(self, held: list[int], plain: int) -> None:
-        self.plain -= plain
-        for block in reversed(held):
+    def give(self, block: int, name: int) -> None:
+        self.name[block] = name
+        self.copies.setdefault(name, []).append(block)
+        self.host.pop(name, None)
+
+    def drop(self, held: list[int]) -> None:
+        for block in held:
             self.holders[block] -= 1
-            if self.holders[block] == 0:
-                self.idle[block] = None
+        idle = [block for block in reversed(held) if self.holders[block] == 0]
+        named = [block for block in idle if self.name[block] is not None]
+        self.free = [block for block in idle if self.name[block] is None] + self.free + named
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(data=st.data(), total=st.integers(3, 14), host=st.sampled_from([0, 3, 9]))
-def test_the_cache_agrees_with_a_dictionary_of_blocks(data: st.DataObject, total: int, host: int) -> None:
+def test_the_cache_agrees_with_a_pool_of_blocks(data: st.DataObject, total: int, host: int) -> None:
     cache, plain = BlockCache(total, host), Blocks(total, host)
-    live: list[tuple[Lease, list[int], list[int]]] = []  # lease, its chain, blocks held there
-    for _ in range(data.draw(st.integers(1, 25))):
+    live: list[tuple[Lease, list[int], list[int], int]] = []  # lease, its chain, its blocks, those named
+    for _ in range(data.draw(st.integers(1, 30))):
         action = data.draw(st.sampled_from(["open", "grow", "grow", "close"]))
         if action == "open":
             hashes = chain(*data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=7)))
-            match = cache.match(hashes, len(hashes))
-            assert (match.device, match.host) == plain.match(hashes)
-            assert match.idle == sum(1 for block in hashes[: match.device] if plain.holders[block] == 0)
-            lease = cache.acquire(hashes, len(hashes))
-            held = hashes[: match.device]
+            limit = data.draw(st.integers(1, len(hashes)))
+            match = cache.match(hashes, limit)
+            held, on_host = plain.match(hashes[:limit])
+            assert match == Match(len(held), sum(plain.holders[block] == 0 for block in held), on_host)
+            lease = cache.acquire(hashes, limit)
             for block in held:
                 plain.hold(block)
-            if match.host:
-                room = match.host <= plain.free
-                assert cache.reload(lease, match.host) == room
+            if on_host:
+                room = on_host <= len(plain.free)
+                assert cache.reload(lease, on_host) == room
                 if room:
-                    plain.take(match.host)
-                    for block in hashes[match.device : match.device + match.host]:
-                        plain.host.pop(block, None)
-                        plain.hold(block)
-                        held.append(block)
-                    plain.plain -= match.host
-            live.append((lease, hashes, held))
+                    names = hashes[len(held) : len(held) + on_host]
+                    fresh = plain.take(on_host)
+                    for block, name in zip(fresh, names, strict=True):
+                        plain.give(block, name)
+                    held += fresh
+            live.append((lease, hashes, held, len(held)))
         elif live and action == "grow":
-            lease, hashes, held = live[data.draw(st.integers(0, len(live) - 1))]
+            at = data.draw(st.integers(0, len(live) - 1))
+            lease, hashes, held, named = live[at]
             target = lease.blocks + data.draw(st.integers(0, 4))
             full = data.draw(st.integers(0, target))
             wanted = target - lease.blocks
-            fits = wanted <= plain.free
+            fits = wanted <= len(plain.free)
             assert cache.grow(lease, target, full) == fits
             if fits:
-                plain.take(wanted)
-                for block in hashes[len(held) : full]:
-                    plain.host.pop(block, None)
-                    plain.hold(block)
-                    held.append(block)
-                    plain.plain -= 1
+                held += plain.take(wanted)
+                for number in range(named, min(full, len(hashes))):
+                    plain.give(held[number], hashes[number])
+                live[at] = (lease, hashes, held, max(named, min(full, len(hashes))))
         elif live:
-            lease, _, held = live.pop(data.draw(st.integers(0, len(live) - 1)))
-            plain.drop(held, lease.plain)
+            lease, _, held, _ = live.pop(data.draw(st.integers(0, len(live) - 1)))
+            plain.drop(held)
             cache.release(lease)
-        assert cache.free == plain.free
+        assert cache.free == len(plain.free)
         assert cache.used + cache.free == total
-        assert cache.cached == len(plain.holders)
+        assert cache.cached == len(plain.copies)
         assert list(cache._host) == list(plain.host)
-        assert all(run.holders >= 0 for run in cache._runs.values())
-    for lease, _, _ in live:
+        assert [lease.hashed for lease, *_ in live] == [named for *_, named in live]
+    for lease, *_ in live:
         cache.release(lease)
     assert cache.free == total
+    assert not any(run.leases for copies in cache._copies.values() for run in copies)

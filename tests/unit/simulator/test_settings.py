@@ -28,7 +28,7 @@ def test_a_host_tier_needs_a_way_back() -> None:
 
 
 def test_the_context_is_what_the_kv_can_hold() -> None:
-    assert ReplicaSettings(kv_blocks=10, block_size=16).context_tokens == 160
+    assert ReplicaSettings(kv_blocks=11, block_size=16).context_tokens == 160
 
 
 def test_a_block_takes_its_bytes_over_the_bandwidth() -> None:

@@ -20,7 +20,7 @@ RING = Plan(name="ring", strategy=RingOnly())
 
 
 def settings(**other):
-    given = {"block_size": 64, "kv_blocks": 1000, "prefill_tps": 1000.0, "decode_tps": 50.0}
+    given = {"block_size": 64, "kv_blocks": 1001, "prefill_tps": 1000.0, "decode_tps": 50.0}
     return ReplicaSettings(max_model_len=10**9, **(given | other))
 
 
@@ -51,7 +51,7 @@ def test_the_answers_tokens_are_cached_too(make):
 def test_what_does_not_fit_the_device_is_read_back_from_the_host(make):
     first = make.session("a", (640, 0, 1, 0.0), (704, 10, 1, 20.0))
     between = make.session("b", (640, 0, 1, 0.0), at=5.0)
-    small = {"kv_blocks": 15, "kv_bytes_per_token": 1_000_000, "host_gbps": 8.0}
+    small = {"kv_blocks": 16, "kv_bytes_per_token": 1_000_000, "host_gbps": 8.0}
     cold = play(make.trace(first, between), **small).run()
     warm = play(make.trace(first, between), host_kv_blocks=100, **small).run()
     # The other session took 5 of the first one's 10 blocks, from their end.
