@@ -21,6 +21,7 @@ from router.base.tasks import TaskOwner
 if TYPE_CHECKING:
     from router.controlplane.reload import Read
     from router.settings.compare import Settings
+    from router.simulator.replay.events import FleetEvent
     from router.wiring import Router
 
 T = TypeVar("T")
@@ -224,8 +225,6 @@ def _replay(arguments: argparse.Namespace) -> int:
     from router.simulator.replay.command import Options, run_replay
     from router.simulator.replay.workload import Selection
 
-    if arguments.pull_gbps:
-        print("note: no policy pulls KV in this version; --pull-gbps changes nothing", file=sys.stderr)
     options = Options(
         trace=arguments.trace,
         policies=arguments.policy or ["home"],
@@ -238,6 +237,8 @@ def _replay(arguments: argparse.Namespace) -> int:
         max_num_seqs=arguments.max_num_seqs,
         batch_tokens=arguments.batch_tokens,
         host_gbps=arguments.host_gbps,
+        pull_gbps=arguments.pull_gbps,
+        events=arguments.event,
         selection=Selection(
             rate=arguments.rate,
             sessions=arguments.sessions,
@@ -406,6 +407,14 @@ def _parser() -> argparse.ArgumentParser:
         "--pull-gbps", type=_rate_or_none, default=0.0, metavar="N", help="between replicas; 0 = none"
     )
     replay.add_argument(
+        "--event",
+        action="append",
+        type=_event,
+        default=[],
+        metavar="WHAT:REPLICA@TIME",
+        help="add, drain, undrain, kill or start a replica: kill:r0@10m; may be repeated",
+    )
+    replay.add_argument(
         "--rate",
         type=_rate_or_none,
         default=0.0,
@@ -462,6 +471,15 @@ def _rate(text: str) -> float:
     if not (number := _rate_or_none(text)) > 0:
         raise argparse.ArgumentTypeError(f"{text} is not above 0")
     return number
+
+
+def _event(text: str) -> "FleetEvent":
+    from router.simulator.replay.events import parse_event
+
+    try:
+        return parse_event(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _duration(text: str) -> float:

@@ -5,7 +5,7 @@ socket, reads no clock and keeps no task, so the proxy, the tests and the simula
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heappush
 from itertools import count
 from random import Random
@@ -13,7 +13,7 @@ from typing import Final, NoReturn, TypeAlias
 
 from router.base.errors import ErrorKind, Refused
 from router.base.ids import OPEN_TENANT, ReplicaId, SessionKey, TenantId
-from router.core.decide import Choice, Decision, FleetView, Kind, make_candidate
+from router.core.decide import Choice, Decision, FleetView, Kind, Pulls, make_candidate
 from router.core.fleet import ModelCard, ReplicaSpec, ReplicaStatus, Report
 from router.core.health import (
     Event,
@@ -30,6 +30,7 @@ from router.core.model import Model
 from router.core.observe import FAILURES, NEUTRAL, Ended, HealthChange, Observer, Outcome, Usage, WaitEnd
 from router.core.plan import Plan
 from router.core.prefix import PrefixIndex
+from router.core.pullbook import PullBook, Pulled
 from router.core.queue import TURN_TOKENS, Chosen, Held, TurnQueue, due_at
 from router.core.request import Turn
 from router.core.retry import RetryBudget
@@ -73,7 +74,8 @@ class Engine:
     """Decides for every turn, and keeps the books. Single-threaded; no method awaits.
 
     `plans[0]` is the default policy; `admit` and `decide` take the index of the one in force for a turn.
-    `on_detach` is told of an observer that raised and is therefore detached.
+    `on_detach` is told of an observer that raised and is therefore detached. Without a `pullbook` no KV is
+    pulled: whoever gives one carries out the pulls that decisions name.
     """
 
     def __init__(
@@ -85,7 +87,9 @@ class Engine:
         on_detach: Callable[[Exception], None] | None = None,
         index: PrefixIndex | None = None,
         sessions: SessionTable | None = None,
+        pullbook: PullBook | None = None,
     ) -> None:
+        self._pullbook = pullbook
         self._rng = rng
         self._observer = observer
         self._on_detach = on_detach
@@ -95,6 +99,9 @@ class Engine:
         self._responses = StoredResponses()
         self._members: dict[ReplicaId, Member] = {}
         self._ordered: tuple[Member, ...] = ()
+        self._agents: tuple[Member, ...] = ()
+        """Those that have a KV agent."""
+        self._targets: frozenset[ReplicaId] = frozenset()
         self._ready: dict[str, list[Member]] = {}
         self._rings: dict[int, Ring] = {}
         self._queue = TurnQueue()
@@ -184,6 +191,8 @@ class Engine:
             self._models.move_to_end(name)
         self._served[plan] += 1
         ticket = Ticket(self, turn, decision, member, model, depth)
+        if decision.pull is not None and self._pullbook is not None:
+            ticket.pull_sharing = self._pullbook.begin(decision.pull.source, decision.replica, now)
         missing = ticket.missing
         member.take(ticket, decision.prompt_tokens, ticket.kv_tokens, missing, now)
         if missing and not turn.stream:
@@ -457,7 +466,7 @@ class Engine:
             kind = Kind.SPILL
         else:
             kind = Kind.FAILOVER
-        cached = chosen.cached_tokens
+        cached = chosen.cached_tokens + (pull.tokens if pull is not None else 0)
         member = self._members[replica]
         if not member.well and not member.returning(now):
             reason += "; over its share while returning, as no replica is well"
@@ -683,8 +692,21 @@ class Engine:
             self._rings[plan.vnodes],
             self._served[plan_index],
             parent,
+            self._pulls(ends, ratio, depths, now) if self._pullbook is not None and depths else None,
         )
         return view, depths
+
+    def _pulls(
+        self, ends: Sequence[int], ratio: float, depths: Mapping[int, int], now: float
+    ) -> Pulls | None:
+        """Who holds how much of a prompt and has a KV agent that would serve it, draining or not."""
+        assert self._pullbook is not None
+        held = []
+        for member in self._agents:
+            depth = depths.get(member.reach, 0)
+            if depth and member.health.state in (State.HEALTHY, State.PROBATION):
+                held.append((member.id, int(ends[depth - 1] * ratio * member.delivery.trust)))
+        return self._pullbook.view(held, self._targets, now) if held else None
 
     def _goes_on(self, turn: Turn, session: Session) -> bool:
         """Whether the response that the turn refers to is the answer to the session's last turn."""
@@ -731,6 +753,7 @@ class Engine:
     def accepted(self, ticket: Ticket, now: float) -> None:
         """The ticket's replica has begun to answer it. For the ticket to call."""
         turn, member = ticket.turn, ticket.member
+        self._pull_over(ticket, None, now)
         hashes, ends, _ = turn.chain
         # A turn without a prompt leaves nothing behind that a session could have a home by.
         if not hashes or not turn.computes or not self._still_has(ticket):
@@ -764,6 +787,7 @@ class Engine:
         turn, member = ticket.turn, ticket.member
         member.in_flight -= 1
         member.kv_tokens -= ticket.kv_tokens
+        self._pull_over(ticket, None, now)
         began = ticket.first_byte_at
         if began is not None and outcome is Outcome.COMPLETED and turn.stream and self._still_has(ticket):
             member.learned.holding.observe(now - began)
@@ -798,6 +822,17 @@ class Engine:
                 self._observer.on_ended(Ended(turn, decision, outcome, usage, ttft_s, now - decision.at, now))
             except Exception as error:  # noqa: BLE001 - an observer must never stop routing
                 self._detach(error)
+
+    def pulled(self, ticket: Ticket, pulled: Pulled, now: float) -> None:
+        """How the pull that a turn was sent with ended. Nothing happens where that is known already."""
+        self._pull_over(ticket, pulled, now)
+
+    def _pull_over(self, ticket: Ticket, pulled: Pulled | None, now: float) -> None:
+        pull = ticket.decision.pull
+        if not ticket.pull_sharing or pull is None or self._pullbook is None:
+            return
+        self._pullbook.end(pull.source, ticket.decision.replica, ticket.pull_sharing, pulled, now)
+        ticket.pull_sharing = 0
 
     def _failed(self, ticket: Ticket, outcome: Outcome, now: float) -> None:
         """Hold a failure against the replica that had the turn, where it is the replica's."""
@@ -834,7 +869,8 @@ class Engine:
         if not self._still_has(ticket):
             return
         turn, decision = ticket.turn, ticket.decision
-        if turn.stream and turn.computes and ticket.ttft_s is not None and not decision.attempt:
+        whole = turn.stream and turn.computes and not decision.attempt and decision.pull is None
+        if whole and ticket.ttft_s is not None:
             chosen = decision.chosen
             ticket.member.learned.first_token(
                 prompt_tokens,
@@ -868,6 +904,8 @@ class Engine:
             spec = wanted.get(replica)
             if spec is None or spec.url != member.spec.url:
                 self._close_shelves(member)
+                if self._pullbook is not None:
+                    self._pullbook.forget(replica)
                 self._sessions.forget_replica(replica)
                 del self._members[replica]
             else:
@@ -884,6 +922,8 @@ class Engine:
                 self._resize(member)
         self._ordered = tuple(self._members[replica] for replica in sorted(self._members))
         self._ready.clear()
+        self._agents = tuple(member for member in self._ordered if member.spec.kv_agent)
+        self._targets = frozenset(member.id for member in self._agents)
         self._set_rings()
 
     def _set_rings(self) -> None:
@@ -947,6 +987,8 @@ class Engine:
     def _restarted(self, member: Member, now: float) -> None:
         epoch = next(self._epochs)
         self._close_shelves(member)
+        if self._pullbook is not None:
+            self._pullbook.forget(member.id)
         self._sessions.forget_replica(member.id)
         member.begin_again(
             epoch,

@@ -172,8 +172,9 @@ def lines(
 
 def expected_s(c: Candidate, prompt_tokens: int, pull: Pull | None = None) -> float:
     """Dispatch to first token, as far as one can tell: the price without what others lose by it."""
-    line = _line(c, prompt_tokens, _PLAIN, pull, move=False)
-    return line.price_ms / _MS
+    if pull is None:
+        return local_s(c, prompt_tokens, _PLAIN, move=False)
+    return pull_s(c, prompt_tokens, _PLAIN, pull, move=False)
 
 
 _PLAIN: Final = Prices(move_s=0.0, crowd=0.0, displacement=0.0)

@@ -39,6 +39,7 @@ class Ticket:
         "member",
         "missing",
         "model",
+        "pull_sharing",
         "ttft_s",
         "turn",
     )
@@ -60,6 +61,8 @@ class Ticket:
         """Prompt tokens that the replica has yet to prefill."""
         self.kv_tokens = decision.prompt_tokens if turn.computes else 0
         """Prompt tokens whose KV it holds there."""
+        self.pull_sharing = 0
+        """By how many the path of its pull is shared; 0 where none is under way."""
         self._open = True
         self.first_byte_at: float | None = None
         self.began = decision.at

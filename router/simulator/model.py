@@ -29,6 +29,9 @@ class Job(NamedTuple):
     """How many tokens it will generate: at least one."""
     hashes: Sequence[int]
     """Chained hashes of the full blocks of prompt and reply. Blocks beyond the last are never cached."""
+    pulled: int = 0
+    """How many leading blocks are on their way here from elsewhere, as far as they are not here: `arrived`
+    tells how many came. 0 = none."""
 
 
 class FirstToken(NamedTuple):
@@ -115,6 +118,8 @@ class _Seq:
         "job",
         "lease",
         "prefill",
+        "pulled",
+        "pulling",
         "ready",
         "total",
     )
@@ -137,6 +142,10 @@ class _Seq:
         """How many of `cached` lay on the device."""
         self.ready = 0.0
         """When the last block from the host arrives."""
+        self.pulled = job.pulled
+        """Leading blocks that have come from elsewhere, or will."""
+        self.pulling = job.pulled > 0
+        """They are still on their way."""
 
 
 class EngineModel:
@@ -163,6 +172,8 @@ class EngineModel:
         self._waiting: deque[_Seq] = deque()
         self._loading: list[tuple[float, int, _Seq]] = []
         """A heap by arrival of the last block; the number breaks ties in order of admission."""
+        self._pulling: dict[str, _Seq] = {}
+        """Those that hold their blocks and wait for what is pulled."""
         self._loads = 0
         self._link_free = 0.0
         """When the path from host to device is next idle: one transfer at a time."""
@@ -221,6 +232,8 @@ class EngineModel:
             self._batch = [(member, tokens) for member, tokens in self._batch if member is not seq]
         elif seq in self._waiting:
             self._waiting.remove(seq)
+        elif seq.id in self._pulling:
+            del self._pulling[seq.id]
         else:
             self._loading = [entry for entry in self._loading if entry[2] is not seq]
             heapq.heapify(self._loading)
@@ -228,6 +241,23 @@ class EngineModel:
         self._blocked = False
         self.counters.aborted += 1
         return True
+
+    def arrived(self, job_id: str, missing: int, now: float) -> None:
+        """A pull has ended: all of its blocks but the last `missing` lie in host memory now, and go to the
+        device when the request has its blocks there. Nothing happens where it is not under way."""
+        self._run(now, start=False)
+        seq = self._seqs.get(job_id)
+        if seq is None or not seq.pulling:
+            return
+        seq.pulling = False
+        seq.pulled = max(0, seq.pulled - missing)
+        if self._pulling.pop(job_id, None) is None:
+            return
+        lease = _lease(seq)
+        landed = max(0, seq.pulled - lease.hashed)
+        self._land(seq, landed)
+        self._loads += 1
+        heapq.heappush(self._loading, (seq.ready, self._loads, seq))
 
     def next_event_time(self) -> float | None:
         """When `advance` next has something to do; `None` = nothing until a request comes."""
@@ -263,7 +293,7 @@ class EngineModel:
         return Stats(
             running=len(self._running),
             waiting=len(self._waiting),
-            loading=len(self._loading),
+            loading=len(self._loading) + len(self._pulling),
             kv_usage=cache.used / cache.total,
             host_blocks=cache.host_used,
         )
@@ -430,6 +460,9 @@ class EngineModel:
                     return
                 continue
             self._waiting.popleft()
+            if seq.pulling:
+                self._pulling[seq.id] = seq
+                continue
             if seq.ready > self._now:
                 self._loads += 1
                 heapq.heappush(self._loading, (seq.ready, self._loads, seq))
@@ -458,7 +491,7 @@ class EngineModel:
         if seq.lease is None:
             if not self._place(seq):
                 return False
-            if seq.ready > self._now:
+            if seq.pulling or seq.ready > self._now:
                 return True
         end = seq.computed + min(seq.total - seq.computed, budget)
         return self.cache.grow(_lease(seq), -(-end // self._block), end // self._block)
@@ -479,6 +512,14 @@ class EngineModel:
             seq.ready = self._link_free
         seq.computed = (match.device + match.host) * self._block
         seq.prefill = seq.total
+        pulled = max(0, min(seq.pulled, limit) - match.device - match.host)
+        if pulled:
+            # There is room: it was asked for above.
+            self.cache.grow(seq.lease, match.device + match.host + pulled, 0)
+            if not seq.pulling:
+                self._land(seq, pulled)
+        else:
+            seq.pulling = False
         if seq.cached is None:
             seq.cached = seq.computed
             seq.device = match.device * self._block
@@ -489,6 +530,17 @@ class EngineModel:
                 counters.host_queries += seq.total - seq.device
                 counters.host_hits += seq.computed - seq.device
         return True
+
+    def _land(self, seq: _Seq, blocks: int) -> None:
+        """Bring so many blocks that were pulled from host memory to the device, behind what it has there."""
+        lease = _lease(seq)
+        full = lease.hashed + blocks
+        self.cache.grow(lease, lease.blocks, full)
+        self._link_free = max(self._now, self._link_free) + blocks * self._settings.host_block_s
+        seq.ready = self._link_free if blocks else self._now
+        seq.computed = lease.hashed * self._block
+        if seq.cached is not None:
+            seq.cached = max(seq.cached, seq.computed)
 
     def _reclaim(self) -> bool:
         """With nothing running, take the blocks of the last waiting request that holds any.
@@ -506,6 +558,7 @@ class EngineModel:
     def _preempt(self, seq: _Seq) -> None:
         self._give_back(seq)
         seq.computed = 0
+        seq.pulled = 0
         self._waiting.appendleft(seq)
         self.counters.preemptions += 1
         self._events.append(Preempted(seq.id, self._now))

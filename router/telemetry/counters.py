@@ -13,6 +13,7 @@ from router.base.errors import ErrorKind
 from router.base.ids import ReplicaId, SessionKey
 from router.core.decide import Decision, Kind
 from router.core.observe import Ended, HealthChange, Outcome, WaitEnd
+from router.core.price import expected_s
 from router.core.request import Turn
 from router.telemetry.histogram import Histogram
 
@@ -21,6 +22,8 @@ TTFT_BOUNDS_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 
 DURATION_BOUNDS_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 # From a round trip to the longest that any policy should let a turn wait.
 WAIT_BOUNDS_S: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
+# Shares of the time that was seen; the last doubles it.
+TTFT_ERROR_BOUNDS: Final = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
 # 0 has a bucket of its own: the prediction was right to the token. 16 and 64 are common block sizes.
 ERROR_BOUNDS_TOKENS: Final = (0.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0)
 
@@ -74,7 +77,16 @@ class ReplicaCounts:
 class Counters:
     """An `Observer`. Read its fields at any time; change them through the observer's methods only."""
 
-    __slots__ = ("duration", "moves", "prediction_error", "refused", "replicas", "ttft", "waits")
+    __slots__ = (
+        "duration",
+        "moves",
+        "prediction_error",
+        "refused",
+        "replicas",
+        "ttft",
+        "ttft_error",
+        "waits",
+    )
 
     def __init__(self) -> None:
         self.replicas: dict[ReplicaId, ReplicaCounts] = {}
@@ -87,6 +99,8 @@ class Counters:
         """Of turns that completed, dispatch to end."""
         self.prediction_error = Histogram(ERROR_BOUNDS_TOKENS)
         """|predicted − delivered cached tokens| of a turn."""
+        self.ttft_error = Histogram(TTFT_ERROR_BOUNDS)
+        """|expected − seen| time to first token of a streamed turn, as a share of what was seen."""
 
     def on_decision(self, turn: Turn, decision: Decision) -> None:
         counts = self.replicas.get(decision.replica) or self._admit(decision.replica)
@@ -106,6 +120,9 @@ class Counters:
         counts.outcomes[outcome] += 1
         if ttft_s is not None:
             self.ttft[decision.kind].add(ttft_s)
+            if ttft_s > 0.0 and not decision.attempt:
+                expected = expected_s(decision.chosen, decision.prompt_tokens, decision.pull)
+                self.ttft_error.add(abs(expected - ttft_s) / ttft_s)
         if outcome is _COMPLETED:
             self.duration.add(duration_s)
         if usage is None:

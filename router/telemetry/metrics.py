@@ -177,6 +177,12 @@ def _turns(build: Builder, counters: Counters) -> list[Metric]:
             [({}, counters.duration)],
         ),
         build.histogram(
+            "homing_ttft_error_ratio",
+            "Distance between expected and seen time to a streamed turn's first token, as a share of the latter.",
+            "1",
+            [({}, counters.ttft_error)],
+        ),
+        build.histogram(
             "homing_prediction_error_tokens",
             "Distance between predicted and delivered cached tokens of a turn.",
             "{token}",

@@ -10,6 +10,7 @@ from router.core.plan import Plan
 from router.settings.build import build_plan
 from router.settings.load import load_policy
 from router.simulator.replay.compare import replay_seed
+from router.simulator.replay.events import FleetEvent
 from router.simulator.replay.page import page
 from router.simulator.replay.reading import read_trace
 from router.simulator.replay.report import as_json, as_text
@@ -35,6 +36,9 @@ class Options:
     batch_tokens: int = 8192
     host_gbps: float = 400.0
     """0 = no host tier."""
+    pull_gbps: float = 0.0
+    """What each replica sends, and receives, of others' KV; 0 = no pulls."""
+    events: Sequence[FleetEvent] = ()
     selection: Selection = field(default_factory=Selection)
     seeds: int = 1
     """So many, counted up from the selection's."""
@@ -54,7 +58,15 @@ def run_replay(options: Options) -> str:
     settings = _settings(options, trace.block_tokens)
     first = options.selection.seed
     results = [
-        replay_seed(trace, replace(options.selection, seed=seed), plans, settings, options.replicas)
+        replay_seed(
+            trace,
+            replace(options.selection, seed=seed),
+            plans,
+            settings,
+            options.replicas,
+            pull_gbps=options.pull_gbps,
+            events=options.events,
+        )
         for seed in range(first, first + options.seeds)
     ]
     text = as_text(_heading(options, trace), results)
@@ -108,5 +120,7 @@ def _heading(options: Options, trace: Trace) -> str:
         f"{trace.name}: {arrival}; {options.replicas} replicas of {options.kv_tokens:,} tokens KV"
         f" and {options.host_kv_tokens if options.host_gbps else 0:,} on the host,"
         f" {options.prefill_tps:g} tokens/s prefill"
+        + (f", pulls at {options.pull_gbps:g} Gb/s" if options.pull_gbps else "")
+        + "".join(f"; {event.what} {event.replica} at {event.at_s:g} s" for event in options.events)
     )
     return "\n".join([heading, *(f"note: {note}" for note in trace.notes)])

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 from router.core.plan import Plan
 from router.simulator.replay.bound import Bound
+from router.simulator.replay.events import FleetEvent
 from router.simulator.replay.figures import Figures, Measured, figures
 from router.simulator.replay.fleet import FleetReplay
 from router.simulator.replay.trace import Trace
@@ -44,12 +45,27 @@ COMPARED: Final[Mapping[str, Callable[[Figures], float | None]]] = {
 
 
 def replay_seed(
-    trace: Trace, selection: Selection, plans: Sequence[Plan], settings: ReplicaSettings, replicas: int
+    trace: Trace,
+    selection: Selection,
+    plans: Sequence[Plan],
+    settings: ReplicaSettings,
+    replicas: int,
+    *,
+    pull_gbps: float = 0.0,
+    events: Sequence[FleetEvent] = (),
 ) -> SeedResult:
-    """Each policy, and the bound, over the workload of one seed."""
+    """Each policy, and the bound, over the workload of one seed. Nothing happens to the bound."""
     workload = choose(trace, selection, settings.context_tokens)
     measured = {
-        plan.name: FleetReplay(plan, workload, settings, replicas=replicas, seed=selection.seed).run()
+        plan.name: FleetReplay(
+            plan,
+            workload,
+            settings,
+            replicas=replicas,
+            seed=selection.seed,
+            pull_gbps=pull_gbps,
+            events=events,
+        ).run()
         for plan in plans
     }
     bound = Bound(workload, settings, replicas=replicas).run()
@@ -83,6 +99,8 @@ def over_seeds(results: Sequence[Figures]) -> Figures:
         turns=whole([result.turns for result in results]),
         left_out=whole([result.left_out for result in results]),
         imbalance=of([result.imbalance for result in results]),
+        ttft_error=of([result.ttft_error for result in results]),
+        cached_error=of([result.cached_error for result in results]),
     )
 
 

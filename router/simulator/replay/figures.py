@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil
+from statistics import median
 from typing import Final, NamedTuple
 
 QUANTILES: Final = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("max", 1.0))
@@ -15,6 +16,14 @@ class Measured:
 
     ttft_s: list[float] = field(default_factory=list)
     """From a turn's arrival at the router to its first token, of each turn that was answered."""
+    asked_s: list[float] = field(default_factory=list)
+    """When each of those turns arrived."""
+    expected: list[tuple[int, int, float, float]] = field(default_factory=list)
+    """Of each turn that came to its end: cached tokens as expected and as delivered, and seconds from its
+    dispatch to its first token, likewise."""
+    pulled_tokens: int = 0
+    died: int = 0
+    """Turns whose replica was killed; they were asked again."""
     session_s: list[float] = field(default_factory=list)
     """From the first turn's arrival to the last answer's end, of each session that came to its end.
     Sub-agents' not included."""
@@ -44,6 +53,11 @@ class Figures(NamedTuple):
     left_out: int
     imbalance: float | None
     """Prompt tokens computed by the replica that computed most, as a multiple of the mean."""
+    ttft_error: float | None = None
+    """How far the time from dispatch to first token was from what the router expected, as a share of it: the
+    median turn's."""
+    cached_error: float | None = None
+    """The same of cached tokens, as a share of those that were delivered."""
 
 
 def figures(measured: Measured, left_out: int) -> Figures:
@@ -63,7 +77,15 @@ def figures(measured: Measured, left_out: int) -> Figures:
         turns=len(measured.ttft_s),
         left_out=left_out,
         imbalance=_rounded(max(measured.prefilled) * len(measured.prefilled) / total) if total else None,
+        ttft_error=_median_error([turn[2:] for turn in measured.expected]),
+        cached_error=_median_error([turn[:2] for turn in measured.expected]),
     )
+
+
+def _median_error(turns: Sequence[tuple[float, float]]) -> float | None:
+    """Of pairs of what was expected and what came, of which nothing came teaches nothing."""
+    errors = [abs(expected - came) / came for expected, came in turns if came > 0]
+    return _rounded(median(errors)) if errors else None
 
 
 def spread(values: Sequence[float]) -> dict[str, float | None]:

@@ -1,10 +1,12 @@
 """One policy over one workload, in virtual time: the router's own engine, and replicas to carry it out.
 
-The engine is told what a live one learns, when it would: the first token, the end with the usage, and a
-look at each replica's metrics every second. Probes always pass. Between two events nothing runs.
+The engine is told what a live one learns, when it would: the first token, the end with the usage, how pulls
+ended, and a look at each replica's metrics every second. Probes pass, but of a replica that was killed.
+Between two events nothing runs.
 """
 # ruff: noqa: ARG002 - signatures are the protocol's
 
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import count
 from math import floor
@@ -18,11 +20,15 @@ from router.core.engine import Engine
 from router.core.fleet import ModelCard, ReplicaSpec, Report
 from router.core.observe import Outcome, Silent, Usage
 from router.core.plan import Plan
+from router.core.price import expected_s
+from router.core.pullbook import PullBook, Pulled
 from router.core.queue import Held
 from router.core.request import Turn
 from router.core.ticket import Ticket
 from router.simulator.model import EngineModel, Finished, FirstToken, Job
+from router.simulator.replay.events import FleetEvent
 from router.simulator.replay.figures import Measured
+from router.simulator.replay.network import Network
 from router.simulator.replay.workload import Player, Workload, begin
 from router.simulator.settings import ReplicaSettings
 
@@ -30,7 +36,10 @@ REPORT_EVERY_S: Final = 1.0
 
 # What happens at one instant happens in this order: requests that come at once share a step, and a report
 # shows what the step has done.
-_ARRIVAL, _WAKE, _REPORT, _DISPATCH = range(4)
+_EVENT, _NETWORK, _ARRIVAL, _WAKE, _REPORT, _DISPATCH = range(6)
+
+# A client whose turn died with its replica asks again.
+_AGAIN_AFTER_S: Final = 1.0
 
 
 class _Watcher(Silent):
@@ -51,57 +60,86 @@ class _Watcher(Silent):
 class _Running:
     """A turn on a replica."""
 
-    __slots__ = ("cached_tokens", "player", "ticket")
+    __slots__ = ("asked_at", "cached_tokens", "player", "ticket")
 
-    def __init__(self, player: Player, ticket: Ticket) -> None:
+    def __init__(self, player: Player, ticket: Ticket, asked_at: float) -> None:
         self.player = player
         self.ticket = ticket
+        self.asked_at = asked_at
+        """When it was first asked for: earlier than its player arrived, where a replica died with it."""
         self.cached_tokens = 0
 
 
 class _Replica:
     """A replica's model, and what is due of it."""
 
-    __slots__ = ("due", "id", "model", "offset_s", "running", "watched")
+    __slots__ = ("dead", "due", "id", "model", "offset_s", "running", "started_at", "watched")
 
-    def __init__(self, number: int, of: int, settings: ReplicaSettings) -> None:
-        self.id = ReplicaId(f"r{number}")
+    def __init__(self, name: ReplicaId, share: float, settings: ReplicaSettings) -> None:
+        self.id = name
         self.model = EngineModel(settings, token_events=False)
         self.running: dict[str, _Running] = {}
         self.due: float | None = None
         """When it is to be woken; other wakes are out of date."""
         self.watched = False
         """Whether a look at its metrics is due. There is none while it stays as idle as it was reported."""
-        self.offset_s = number / of * REPORT_EVERY_S
+        self.offset_s = share * REPORT_EVERY_S
         """Replicas are looked at one after the other."""
+        self.dead = False
+        self.started_at = 0.0
 
 
 class FleetReplay:
     """A fleet of equal replicas behind one policy. Runs once."""
 
     def __init__(
-        self, plan: Plan, workload: Workload, settings: ReplicaSettings, *, replicas: int, seed: int
+        self,
+        plan: Plan,
+        workload: Workload,
+        settings: ReplicaSettings,
+        *,
+        replicas: int,
+        seed: int,
+        pull_gbps: float = 0.0,
+        events: Sequence[FleetEvent] = (),
     ) -> None:
+        """`pull_gbps`: what each replica sends, and receives, of others' KV in gigabits a second; 0 = no
+        pulls."""
         self.measured = Measured()
-        self._engine = Engine([plan], rng=Random(seed), observer=_Watcher(self.measured), on_detach=_reraise)
+        self._engine = Engine(
+            [plan],
+            rng=Random(seed),
+            observer=_Watcher(self.measured),
+            on_detach=_reraise,
+            pullbook=PullBook(plan.pull) if pull_gbps else None,
+        )
+        self._settings = settings
+        self._network = Network(pull_gbps) if pull_gbps else None
+        self._network_at: float | None = None
+        """When its next transfer ends; other times are out of date."""
+        self._pulls: dict[str, tuple[_Replica, _Running]] = {}
+        """Turns whose pull is under way, by the name of their job."""
         self._model = settings.model
         self._capacity = settings.usable_blocks * settings.block_size
         self._host_capacity = settings.host_kv_blocks * settings.block_size
         self._replicas = {
-            replica.id: replica for replica in (_Replica(n, replicas, settings) for n in range(replicas))
+            name: _Replica(name, number / replicas, settings)
+            for number, name in enumerate(ReplicaId(f"r{n}") for n in range(replicas))
         }
         self._held: dict[Held, Player] = {}
         """Turns that wait in the router, and whose they are."""
         self._dispatch_at: float | None = None
         """When the router is to look after them although nothing happened; other times are out of date."""
-        self._agenda: list[tuple[float, int, int, Player | _Replica | None]] = []
+        self._asked_at: dict[Player, float] = {}
+        """Turns whose replica died, and when they were first asked for."""
+        self._agenda: list[tuple[float, int, int, _Subject]] = []
         self._order = count()
         self._numbers = count()
-        self._engine.set_replicas([ReplicaSpec(name, f"http://{name}:8000") for name in self._replicas], 0.0)
+        self._set_replicas(0.0)
         for replica in self._replicas.values():
-            self._engine.probe_passed(replica.id, 0.0)
-            self._engine.models(replica.id, (ModelCard(settings.model, b"{}"),), 0.0)
-            self._report(replica, 0.0)
+            self._introduce(replica, 0.0)
+        for event in events:
+            self._push(event.at_s, _EVENT, event)
         for at, script in workload.starts:
             for player in begin(script, at):
                 self._push(player.began, _ARRIVAL, player)
@@ -113,6 +151,12 @@ class FleetReplay:
             now, kind, _, subject = heappop(agenda)
             if isinstance(subject, Player):
                 self._arrive(subject, now)
+            elif isinstance(subject, FleetEvent):
+                self._happen(subject, now)
+            elif isinstance(subject, Network):
+                if self._network_at == now:
+                    self._network_at = None
+                    self._receive(subject, now)
             elif subject is None:
                 if self._dispatch_at == now:
                     self._dispatch_at = None
@@ -125,7 +169,7 @@ class FleetReplay:
         self.measured.prefilled = [r.model.counters.computed_tokens for r in self._replicas.values()]
         return self.measured
 
-    def _push(self, at: float, kind: int, subject: "Player | _Replica | None") -> None:
+    def _push(self, at: float, kind: int, subject: "_Subject") -> None:
         heappush(self._agenda, (at, kind, next(self._order), subject))
 
     def _arrive(self, player: Player, now: float) -> None:
@@ -148,8 +192,9 @@ class FleetReplay:
         except Refused:
             self.measured.refused += 1
             return
-        for agent in player.started():
-            self._push(agent.began, _ARRIVAL, agent)
+        if player not in self._asked_at:
+            for agent in player.started():
+                self._push(agent.began, _ARRIVAL, agent)
         if isinstance(entered, Held):
             self._held[entered] = player
         else:
@@ -179,9 +224,10 @@ class FleetReplay:
         step = player.step
         replica = self._replicas[ticket.decision.replica]
         name = str(next(self._numbers))
-        replica.running[name] = _Running(player, ticket)
+        running = replica.running[name] = _Running(player, ticket, self._asked_at.pop(player, player.arrived))
         hashes = [*player.hashes, *step.reply]
-        replica.model.submit(Job(name, step.prompt_tokens, step.output_tokens, hashes), now)
+        pulled = self._begin_pull(name, replica, running, hashes, now)
+        replica.model.submit(Job(name, step.prompt_tokens, step.output_tokens, hashes, pulled), now)
         self._set_wake(replica, now)
         if not replica.watched:
             replica.watched = True
@@ -206,13 +252,23 @@ class FleetReplay:
                 running = replica.running[event.id]
                 running.cached_tokens = event.cached_tokens
                 running.ticket.first_byte(event.at)
-                measured.ttft_s.append(event.at - running.player.arrived)
+                measured.ttft_s.append(event.at - running.asked_at)
+                measured.asked_s.append(running.asked_at)
                 measured.prompt_tokens += running.player.step.prompt_tokens
                 measured.cached_tokens += event.cached_tokens
             elif isinstance(event, Finished):
                 running = replica.running.pop(event.id)
                 step = running.player.step
                 usage = Usage(step.prompt_tokens, step.output_tokens, running.cached_tokens)
+                decision = running.ticket.decision
+                measured.expected.append(
+                    (
+                        decision.cached_tokens,
+                        running.cached_tokens,
+                        expected_s(decision.chosen, decision.prompt_tokens, decision.pull),
+                        running.ticket.ttft_s or 0.0,
+                    )
+                )
                 running.ticket.end(Outcome.COMPLETED, event.at, usage)
                 self._answered(running.player, event.at)
         self._set_wake(replica, now)
@@ -228,14 +284,124 @@ class FleetReplay:
     def _look(self, replica: _Replica, now: float) -> None:
         self._report(replica, now)
         self._dispatch(now)
-        replica.watched = replica.model.in_flight > 0
+        replica.watched = replica.dead or replica.model.in_flight > 0
         if replica.watched:
             self._push(now + REPORT_EVERY_S, _REPORT, replica)
 
+    # --- pulls --------------------------------------------------------------------------------------
+
+    def _begin_pull(
+        self, name: str, replica: _Replica, running: _Running, hashes: Sequence[int], now: float
+    ) -> int:
+        """Begin the pull that a decision asks for. Returns how many leading blocks will then lie here."""
+        pull = running.ticket.decision.pull
+        if pull is None or self._network is None:
+            return 0
+        block = self._settings.block_size
+        source = self._replicas[pull.source]
+        limit = (running.ticket.decision.chosen.cached_tokens + pull.tokens) // block
+        there, here = source.model.cache.match(hashes, limit), replica.model.cache.match(hashes, limit)
+        blocks = there.device + there.host
+        wanted = blocks - here.device - here.host
+        if wanted <= 0:
+            self._engine.pulled(running.ticket, Pulled(0, 0, 0.0, blocks >= limit), now)
+            return 0
+        self._pulls[name] = replica, running
+        size = wanted * block * self._settings.kv_bytes_per_token
+        self._network.start(name, source.id, replica.id, size, now, now + pull.deadline_s)
+        self._set_network(now)
+        return blocks
+
+    def _set_network(self, now: float) -> None:
+        assert self._network is not None
+        at = self._network.next_time()
+        if at is not None:
+            at = max(at, now)
+        if at != self._network_at:
+            self._network_at = at
+            if at is not None:
+                self._push(at, _NETWORK, self._network)
+
+    def _receive(self, network: Network, now: float) -> None:
+        """Take what pulls have brought by now."""
+        block_bytes = self._settings.block_size * self._settings.kv_bytes_per_token
+        for arrival in network.advance(now):
+            replica, running = self._pulls.pop(arrival.name)
+            pull = running.ticket.decision.pull
+            assert pull is not None
+            came = int(arrival.size / block_bytes + 1e-6)
+            wanted = int(arrival.wanted / block_bytes + 1e-6)
+            seconds = arrival.at - arrival.began
+            tokens = came * self._settings.block_size
+            self._engine.pulled(
+                running.ticket, Pulled(tokens, int(arrival.size), seconds, came == wanted), now
+            )
+            self.measured.pulled_tokens += tokens
+            if not replica.dead:
+                replica.model.arrived(arrival.name, wanted - came, now)
+                self._set_wake(replica, now)
+        self._set_network(now)
+
+    # --- the fleet's changes ------------------------------------------------------------------------
+
+    def _set_replicas(self, now: float) -> None:
+        agents = self._network is not None
+        self._engine.set_replicas(
+            [ReplicaSpec(name, f"http://{name}:8000", kv_agent=agents) for name in self._replicas], now
+        )
+
+    def _introduce(self, replica: _Replica, now: float) -> None:
+        self._engine.probe_passed(replica.id, now)
+        self._engine.models(replica.id, (ModelCard(self._settings.model, b"{}"),), now)
+        self._report(replica, now)
+
+    def _happen(self, event: FleetEvent, now: float) -> None:
+        name = ReplicaId(event.replica)
+        if event.what == "add":
+            self._replicas[name] = replica = _Replica(name, len(self._replicas) / 7 % 1, self._settings)
+            replica.started_at = now
+            self._set_replicas(now)
+            self._introduce(replica, now)
+        elif event.what in ("drain", "undrain"):
+            self._engine.drain(name, event.what == "drain")
+        elif event.what == "kill":
+            self._kill(self._replicas[name], now)
+        else:
+            replica = self._replicas[name]
+            replica.dead = False
+            replica.started_at = now
+        self._dispatch(now)
+
+    def _kill(self, replica: _Replica, now: float) -> None:
+        """Its process is gone with all that it had. Whoever waited for it asks again."""
+        if self._network is not None:
+            self._network.cut(replica.id, now)
+            self._receive(self._network, now)
+        died, replica.running = list(replica.running.values()), {}
+        replica.model = EngineModel(self._settings, token_events=False)
+        replica.dead = True
+        replica.due = None
+        for running in died:
+            began = running.ticket.ttft_s is not None
+            running.ticket.end(Outcome.DIED, now)
+            self.measured.died += 1
+            # An answer that has begun is asked for anew as well: its first token counts once more.
+            self._asked_at[running.player] = now if began else running.asked_at
+            self._push(now + _AGAIN_AFTER_S, _ARRIVAL, running.player)
+        self._engine.probe_failed(replica.id, "connection refused", now)
+        if not replica.watched:
+            replica.watched = True
+            self._push(now + REPORT_EVERY_S, _REPORT, replica)
+
     def _report(self, replica: _Replica, now: float) -> None:
+        if replica.dead:
+            self._engine.probe_failed(replica.id, "connection refused", now)
+            return
+        if replica.started_at:
+            self._engine.probe_passed(replica.id, now)
         stats = replica.model.stats(now)
         report = Report(
-            start_time=0.0,
+            start_time=replica.started_at,
             running=float(stats.running),
             waiting=float(stats.waiting + stats.loading),
             kv_usage=stats.kv_usage,
@@ -243,6 +409,10 @@ class FleetReplay:
             host_kv_tokens=self._host_capacity,
         )
         self._engine.report(replica.id, report, now)
+
+
+_Subject = Player | _Replica | FleetEvent | Network | None
+"""What an entry of the agenda is about; `None` = the turns that wait in the router."""
 
 
 def _reraise(error: Exception) -> None:

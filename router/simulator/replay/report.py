@@ -20,6 +20,8 @@ _COLUMNS: Final = (
     "pulls",
     "refused",
     "imbalance",
+    "TTFT off by",
+    "cached off by",
 )
 
 
@@ -54,7 +56,7 @@ def as_text(heading: str, results: Sequence[SeedResult]) -> str:
     rows = [list(_COLUMNS)]
     rows += [_row(name, result) for name, result in merged.items()]
     bound = _row("bound", over_seeds([result.bound for result in results]))
-    rows.append([*bound[:9], "", "", "", ""])
+    rows.append([*bound[:9], *[""] * (len(_COLUMNS) - 9)])
     first = merged[names[0]]
     lines = [
         heading,
@@ -95,11 +97,17 @@ def _row(name: str, result: Figures) -> list[str]:
         str(result.pulls),
         str(result.refused),
         _figure(result.imbalance, 2),
+        _share(result.ttft_error),
+        _share(result.cached_error),
     ]
 
 
 def _figure(value: float | None, places: int) -> str:
     return "-" if value is None else f"{value:.{places}f}"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %"
 
 
 def _seconds(milliseconds: float | None) -> str:

@@ -438,3 +438,67 @@ def test_a_driver_that_sleeps_until_the_next_outcome_is_never_late(
         return found
 
     assert outcomes(sleeps=True) == outcomes(sleeps=False)
+
+
+# --- pulls ------------------------------------------------------------------------------------------------
+
+
+def pulled(name: str, prompt: int, blocks: int) -> Job:
+    return job(name, prompt)._replace(pulled=blocks)
+
+
+def test_what_is_pulled_is_waited_for_and_not_computed() -> None:
+    model = engine(kv_bytes_per_token=1_000_000, host_gbps=8.0)
+    model.submit(pulled("a", 1600, 50), 0.0)
+    assert run(model) == []
+    model.arrived("a", 0, 3.0)
+    events = run(model)
+    # 50 blocks of 16 MB at 1 GB/s, then the other 800 tokens.
+    assert ttft(events) == {"a": 3.0 + 0.8 + 0.8}
+    assert cached(events) == {"a": 800}
+    assert model.cache.used == 0
+
+
+def test_what_of_a_pull_does_not_come_is_computed() -> None:
+    model = engine(kv_bytes_per_token=1_000_000, host_gbps=8.0)
+    model.submit(pulled("a", 1600, 50), 0.0)
+    run(model)
+    model.arrived("a", 20, 3.0)
+    assert ttft(run(model)) == {"a": 3.0 + 0.48 + 1.12}
+
+
+def test_a_pull_that_ends_before_there_are_blocks_waits_in_host_memory() -> None:
+    model = engine(kv_blocks=110, kv_bytes_per_token=1_000_000, host_gbps=8.0)
+    model.submit(job("first", 1280, 17, seed=1), 0.0)
+    model.submit(pulled("a", 1600, 50), 0.0)
+    model.arrived("a", 0, 0.5)
+    events = run(model)
+    free = ended(events)["first"]
+    assert ttft(events)["a"] == pytest.approx(free + 0.8 + 0.8, abs=0.05)
+
+
+def test_what_lies_here_already_is_not_waited_for() -> None:
+    model = engine()
+    model.submit(job("before", 1600), 0.0)
+    run(model)
+    model.submit(pulled("a", 1600, 50), 5.0)
+    assert cached(run(model)) == {"a": 1584}
+
+
+def test_others_go_on_while_one_waits_for_its_pull() -> None:
+    model = engine()
+    model.submit(pulled("a", 1600, 50), 0.0)
+    model.submit(job("b", 100, seed=1), 0.0)
+    assert ttft(run(model)) == {"b": 0.1}
+    assert model.stats(1.0).loading == 1
+
+
+def test_an_abort_in_the_midst_of_a_pull_gives_all_blocks_back() -> None:
+    model = engine()
+    model.submit(pulled("a", 1600, 50), 0.0)
+    run(model)
+    assert model.cache.used == 50
+    assert model.abort("a", 1.0)
+    assert model.cache.used == 0
+    model.arrived("a", 0, 2.0)
+    assert run(model) == []

@@ -94,9 +94,13 @@ def test_a_trace_of_mooncakes_is_replayed_at_its_own_times(tmp_path, capsys):
     assert "m.jsonl: at the trace's own times" in capsys.readouterr().out
 
 
-def test_bandwidth_for_pulls_is_taken_and_said_to_change_nothing(capsys):
-    assert main(["replay", str(SMALL), "--pull-gbps", "24"]) == 0
-    assert "--pull-gbps changes nothing" in capsys.readouterr().err
+def test_bandwidth_for_pulls_and_changes_of_the_fleet_are_taken_and_named(capsys):
+    trace = str(SMALL)
+    assert main(["replay", trace, "--pull-gbps", "25", "--event", "drain:r0@1s"]) == 0
+    assert "pulls at 25 Gb/s; drain r0 at 1 s" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["replay", trace, "--event", "burn:r0@1s"])
+    assert "kill:r0@10m" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

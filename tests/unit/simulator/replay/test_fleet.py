@@ -10,6 +10,7 @@ from router.core.strategies.ring import RingOnly
 from router.core.strategies.round_robin import RoundRobin
 from router.settings.build import build_plan
 from router.settings.load import load_policy
+from router.simulator.replay.events import parse_event
 from router.simulator.replay.fleet import FleetReplay
 from router.simulator.replay.reading import read_trace
 from router.simulator.replay.workload import Selection, choose
@@ -202,3 +203,71 @@ def test_a_fan_out_from_one_parent_computes_the_shared_prompt_once_a_replica(mak
     assert together.moves <= 4
     assert len([tokens for tokens in together.prefilled if tokens > 5000]) >= 3, "it does spread"
     assert sum(together.ttft_s) < sum(apart.ttft_s)
+
+
+# --- pulls, and changes of the fleet ----------------------------------------------------------------------
+
+
+def play_home(trace, *, replicas=2, pull_gbps=0.0, events=(), **replica):
+    held = settings(**({"prefill_tps": 10_000.0, "kv_blocks": 10_000} | replica))
+    workload = choose(trace, Selection(), held.context_tokens)
+    plan = build_plan(load_policy("home").value)
+    return FleetReplay(
+        plan,
+        workload,
+        held,
+        replicas=replicas,
+        seed=0,
+        pull_gbps=pull_gbps,
+        events=[parse_event(text) for text in events],
+    )
+
+
+def test_a_session_whose_home_is_drained_has_its_kv_pulled(make):
+    trace = make.trace(make.session("s", (100_032, 0, 1, 0.0), (100_672, 1563, 1, 60.0)))
+    (home,) = (f"r{at}" for at, tokens in enumerate(play_home(trace).run().prefilled) if tokens)
+    drained = [f"drain:{home}@30s"]
+    computed = play_home(trace, events=drained).run()
+    pulled = play_home(trace, events=drained, pull_gbps=96.0).run()
+    assert computed.kinds == {"new": 1, "failover": 1}
+    assert computed.ttft_s[1] == pytest.approx(10.07, rel=0.01)
+    # 16.4 GB at 12 GB/s, from the host at 50, and 640 tokens.
+    assert pulled.ttft_s[1] == pytest.approx(1.37 + 0.33 + 0.06, rel=0.05)
+    assert pulled.pulled_tokens == 100_032
+    assert pulled.cached_tokens == 100_032
+
+
+def test_a_pull_over_a_path_that_turns_out_slow_ends_at_its_deadline_and_the_rest_is_computed(make):
+    trace = make.trace(make.session("s", (100_032, 0, 1, 0.0), (100_672, 1563, 1, 60.0)))
+    (home,) = (f"r{at}" for at, tokens in enumerate(play_home(trace).run().prefilled) if tokens)
+    slow = play_home(trace, events=[f"drain:{home}@30s"], pull_gbps=2.5).run()
+    # Expected at 25 Gb/s; the time that computing takes is the most it may take.
+    assert 10.0 < slow.ttft_s[1] < 20.5
+    assert 0 < slow.pulled_tokens < 60_000
+
+
+def test_turns_whose_replica_dies_are_asked_again_and_wait_from_the_first_time(make):
+    trace = make.trace(make.session("s", (100_032, 0, 1, 0.0), (100_672, 1563, 1, 5.0)))
+    (home,) = (f"r{at}" for at, tokens in enumerate(play_home(trace).run().prefilled) if tokens)
+    killed = play_home(trace, events=[f"kill:{home}@4s", f"start:{home}@20s"]).run()
+    assert killed.died == 1
+    assert killed.refused == 0
+    assert killed.ttft_s[0] == pytest.approx(4.0 + 1.0 + 10.0, rel=0.01)
+    assert len(killed.session_s) == 1
+
+
+def test_a_replica_that_is_added_gets_new_sessions(make):
+    sessions = [make.session(f"s{at}", (10_048, 0, 1, 0.0), at=20.0 * at) for at in range(30)]
+    measured = play_home(make.trace(*sessions), replicas=1, events=["add:r1@300s"]).run()
+    assert len(measured.prefilled) == 2
+    assert measured.prefilled[1] > 40_000
+
+
+def test_what_was_expected_of_each_turn_is_kept_beside_what_came(make):
+    trace = make.trace(make.session("s", *[(6400 * (at + 1), 100 * at, 1, 5.0) for at in range(12)]))
+    measured = play_home(trace, replicas=1).run()
+    cached, delivered, expected_s, ttft_s = measured.expected[-1]
+    assert cached == pytest.approx(delivered, abs=1)
+    assert delivered == 11 * 6400
+    assert expected_s == pytest.approx(ttft_s, rel=0.1)
+    assert measured.asked_s == sorted(measured.asked_s)

@@ -33,8 +33,8 @@ def test_one_seed_is_one_table():
     assert count == "7 sessions, 2 turns answered under ring, 4 left out (longer than a replica's KV)"
     assert columns.split("  ")[0] == "policy"
     assert [" ".join(row.split()) for row in rows] == [
-        "ring 0.900 75.1 s 200 ms 150 s 150 s 150 s 3000 s 3000 s 0 0 0 1.50",
-        "nobody - - - - - - - - 0 0 2 -",
+        "ring 0.900 75.1 s 200 ms 150 s 150 s 150 s 3000 s 3000 s 0 0 0 1.50 - -",
+        "nobody - - - - - - - - 0 0 2 - - -",
         "bound 1.000 100 ms 100 ms 100 ms 100 ms 100 ms 2.0 s 2.0 s",
     ]
     assert {len(row) for row in rows[:2]} == {len(columns)}
@@ -56,6 +56,8 @@ def test_json_has_the_shape_that_is_promised():
     ring = answer["policies"]["ring"]
     assert set(ring) == {
         "hit_rate", "ttft_ms", "session_s", "moves", "pulls", "refused", "turns", "left_out", "imbalance",
+        "ttft_error",
+        "cached_error",
     }  # fmt: skip
     assert set(ring["ttft_ms"]) == {"mean", "p50", "p90", "p99", "max"}
     assert set(ring["session_s"]) == {"p50", "p90"}

@@ -1,0 +1,123 @@
+"""The books of pulls: what paths between replicas carry, how pulls end, and how many are under way.
+
+The engine's. Knows no transport: it is told when a pull begins and how it ended, and answers with values.
+"""
+
+from collections.abc import Iterable
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from router.base.ids import ReplicaId
+from router.core.decide import Pulls, Source
+from router.core.estimate.link import Link
+from router.core.estimate.pulls import PullRecord
+from router.core.estimate.scale import Scale
+from router.core.plan import PullRules
+
+# Connecting, asking, and the first block.
+_SEED_START_S: Final = 0.01
+
+# 80 layers or so of grouped-query attention at 16 bits; from a tiny model's to far beyond any.
+_SEED_TOKEN_BYTES: Final = 163_840.0
+_LEAST_TOKEN_BYTES: Final = 16.0
+_MOST_TOKEN_BYTES: Final = 1e8
+
+_BITS: Final = 8.0
+_GIGA: Final = 1e9
+
+
+class Pulled(NamedTuple):
+    """How a pull ended, as its target or whoever saw it reports."""
+
+    tokens: int
+    """That came, of those that were asked for."""
+    size: int
+    """In bytes."""
+    seconds: float
+    complete: bool
+    """Whether all came that were asked for."""
+
+
+class PullBook:
+    """All pulls of one fleet. Links are remembered for pairs of replicas in the fleet."""
+
+    def __init__(self, rules: PullRules) -> None:
+        self._rules = rules
+        byte_s = _BITS / (rules.seed_gbps * _GIGA)
+        self._seed = (_SEED_START_S, byte_s)
+        self._links: dict[tuple[ReplicaId, ReplicaId], Link] = {}
+        # Copied when anything is learned, so that whoever has it may keep it.
+        self._known: MappingProxyType[tuple[ReplicaId, ReplicaId], tuple[float, float]] = MappingProxyType({})
+        self._records: dict[ReplicaId, PullRecord] = {}
+        self._outbound: dict[ReplicaId, int] = {}
+        self._inbound: MappingProxyType[ReplicaId, int] = MappingProxyType({})
+        self._token_bytes = Scale(_SEED_TOKEN_BYTES, least=_LEAST_TOKEN_BYTES, most=_MOST_TOKEN_BYTES)
+
+    def view(
+        self, held: Iterable[tuple[ReplicaId, int]], targets: frozenset[ReplicaId], now: float
+    ) -> Pulls | None:
+        """What a turn may be told of pulls, of whose prompt `held` have so many tokens; `None` where there is
+        nobody to pull from."""
+        sources = []
+        for replica, tokens in held:
+            pulls = self._outbound.get(replica, 0)
+            if pulls >= self._rules.per_source:
+                continue
+            record = self._records.get(replica) or self._record(replica)
+            if record.allows(now):
+                sources.append(Source(replica, tokens, pulls, record.chance))
+        if not sources:
+            return None
+        return Pulls(tuple(sources), targets, self._inbound, self._known, self._seed, self._token_bytes.value)
+
+    def begin(self, source: ReplicaId, target: ReplicaId, now: float) -> int:
+        """A pull begins. Returns by how many the path is shared, itself included."""
+        self._record(source).tried(now)
+        self._outbound[source] = self._outbound.get(source, 0) + 1
+        self._change_inbound(target, 1)
+        return max(self._outbound[source], self._inbound[target])
+
+    def end(
+        self, source: ReplicaId, target: ReplicaId, sharing: int, pulled: Pulled | None, now: float
+    ) -> None:
+        """A pull that shared its path by so many has ended; `None` = nobody told how."""
+        self._outbound[source] -= 1
+        if not self._outbound[source]:
+            del self._outbound[source]
+        self._change_inbound(target, -1)
+        if pulled is None:
+            return
+        self._record(source).observe(pulled.complete, now)
+        if pulled.size <= 0 or pulled.tokens <= 0:
+            return
+        self._token_bytes.observe(pulled.size / pulled.tokens)
+        pair = (source, target)
+        link = self._links.get(pair)
+        if link is None:
+            link = self._links[pair] = Link(1.0 / self._seed[1], self._seed[0])
+        # What took part of the path's time would have taken so much more of its bytes.
+        if link.observe(pulled.size * sharing, pulled.seconds):
+            self._known = MappingProxyType({**self._known, pair: (link.start_s, link.byte_s)})
+            # Paths of a fleet are mostly alike: strangers are taken for the last that was learned of.
+            self._seed = (link.start_s, link.byte_s)
+
+    def forget(self, replica: ReplicaId) -> None:
+        """It left the fleet, or is another process: what was learned of it is void."""
+        self._records.pop(replica, None)
+        self._links = {pair: link for pair, link in self._links.items() if replica not in pair}
+        self._known = MappingProxyType(
+            {pair: known for pair, known in self._known.items() if replica not in pair}
+        )
+
+    def _record(self, replica: ReplicaId) -> PullRecord:
+        record = self._records.get(replica)
+        if record is None:
+            record = self._records[replica] = PullRecord()
+        return record
+
+    def _change_inbound(self, target: ReplicaId, by: int) -> None:
+        inbound = dict(self._inbound)
+        inbound[target] = inbound.get(target, 0) + by
+        if not inbound[target]:
+            del inbound[target]
+        self._inbound = MappingProxyType(inbound)

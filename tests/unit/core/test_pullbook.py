@@ -1,0 +1,112 @@
+"""The books of pulls."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.base.ids import ReplicaId
+from router.core.decide import Pulls
+from router.core.plan import PullRules
+from router.core.pullbook import PullBook, Pulled
+
+A, B, C = (ReplicaId(name) for name in "abc")
+ALL = frozenset((A, B, C))
+
+
+def seen(book: PullBook, now: float = 0.0) -> Pulls:
+    view = book.view([(A, 5000)], ALL, now)
+    assert view is not None
+    return view
+
+
+def whole(tokens: int, seconds: float, token_bytes: int = 100_000) -> Pulled:
+    return Pulled(tokens, tokens * token_bytes, seconds, complete=True)
+
+
+def test_before_any_pull_the_policys_seed_counts() -> None:
+    view = seen(PullBook(PullRules(seed_gbps=80.0)))
+    assert view.seed == pytest.approx((0.01, 1e-10))
+    assert [(s.replica, s.cached_tokens, s.pulls, s.chance) for s in view.sources] == [(A, 5000, 0, 0.95)]
+    assert (dict(view.inbound), dict(view.links), view.targets) == ({}, {}, ALL)
+
+
+def test_pulls_under_way_are_counted_at_both_ends_until_they_end() -> None:
+    book = PullBook(PullRules())
+    assert book.begin(A, B, 0.0) == 1
+    assert book.begin(A, C, 0.0) == 2
+    view = seen(book)
+    assert view.sources[0].pulls == 2
+    assert dict(view.inbound) == {B: 1, C: 1}
+    book.end(A, B, 1, None, 1.0)
+    book.end(A, C, 2, None, 1.0)
+    after = seen(book, 1.0)
+    assert after.sources[0].pulls == 0
+    assert dict(after.inbound) == {}
+    # What was seen stays as it was.
+    assert dict(view.inbound) == {B: 1, C: 1}
+
+
+def test_a_source_at_its_budget_is_none() -> None:
+    book = PullBook(PullRules(per_source=2))
+    for _ in range(2):
+        book.begin(A, B, 0.0)
+    assert book.view([(A, 5000)], ALL, 0.0) is None
+    assert book.view([(A, 5000), (C, 10)], ALL, 0.0) is not None
+
+
+def test_a_path_is_learned_as_if_it_had_been_alone() -> None:
+    book = PullBook(PullRules())
+    for _ in range(60):
+        for tokens in (1000, 20_000):
+            sharing = max(2, book.begin(A, B, 0.0))
+            # 1 GB/s, of which it had half.
+            book.end(A, B, sharing, whole(tokens, 0.005 + 2 * tokens * 1e-4), 0.0)
+    view = seen(book)
+    start_s, byte_s = view.links[(A, B)]
+    assert start_s + 2e9 * byte_s == pytest.approx(2.0, rel=0.1)
+    assert view.token_bytes == pytest.approx(100_000, rel=0.05)
+    # Who is not known is taken for the last that was.
+    assert view.seed == view.links[(A, B)]
+
+
+def test_what_failed_lowers_the_chance_and_teaches_no_speed() -> None:
+    book = PullBook(PullRules())
+    book.begin(A, B, 0.0)
+    book.end(A, B, 1, Pulled(0, 0, 2.0, complete=False), 2.0)
+    view = seen(book, 2.0)
+    assert view.sources[0].chance < 0.95
+    assert dict(view.links) == {}
+
+
+def test_a_source_that_fails_is_left_alone() -> None:
+    book = PullBook(PullRules())
+    for _ in range(20):
+        book.begin(A, B, 0.0)
+        book.end(A, B, 1, Pulled(0, 0, 2.0, complete=False), 1.0)
+    assert book.view([(A, 5000)], ALL, 1.0) is None
+    assert book.view([(A, 5000)], ALL, 7.0) is not None
+
+
+def test_another_process_is_a_stranger() -> None:
+    book = PullBook(PullRules())
+    for source, target in ((A, B), (C, B)):
+        book.begin(source, target, 0.0)
+        book.end(source, target, 1, whole(10_000, 9.0), 9.0)
+    book.forget(A)
+    assert set(seen(book, 9.0).links) == {(C, B)}
+
+
+@given(st.lists(st.tuples(st.sampled_from((A, B)), st.sampled_from((B, C)), st.booleans()), max_size=40))
+def test_whatever_begins_and_ends_the_counts_balance(pulls: list[tuple[ReplicaId, ReplicaId, bool]]) -> None:
+    book = PullBook(PullRules(per_source=100))
+    open_: list[tuple[ReplicaId, ReplicaId, int]] = []
+    for source, target, end in pulls:
+        open_.append((source, target, book.begin(source, target, 0.0)))
+        if end:
+            book.end(*open_.pop(0), None, 0.0)
+    for pull in open_:
+        book.end(*pull, None, 0.0)
+    view = book.view([(A, 1), (B, 1)], ALL, 0.0)
+    assert view is not None
+    assert [source.pulls for source in view.sources] == [0, 0]
+    assert dict(view.inbound) == {}
