@@ -60,7 +60,7 @@ class Network:
         """A replica is gone: its transfers end with what has come."""
         self._pass_until(now)
         for transfer in [t for t in self._transfers.values() if replica in (t.source, t.target)]:
-            self._end(transfer, now)
+            self._end(transfer, transfer.size - transfer.left, now)
         self._share()
 
     def next_time(self) -> float | None:
@@ -85,7 +85,8 @@ class Network:
             if at > now:
                 break
             self._carry(at)
-            self._end(following, at)
+            whole = at < following.deadline
+            self._end(following, following.size if whole else following.size - following.left, at)
             self._share()
         self._carry(now)
 
@@ -94,10 +95,8 @@ class Network:
             transfer.left = max(0.0, transfer.left - transfer.rate * (until - self._now))
         self._now = max(self._now, until)
 
-    def _end(self, transfer: _Transfer, now: float) -> None:
+    def _end(self, transfer: _Transfer, came: float, now: float) -> None:
         del self._transfers[transfer.name]
-        # A rest that is smaller than rounding has come.
-        came = transfer.size - (transfer.left if transfer.left > 1e-6 * transfer.size else 0.0)
         self._ended.append(Arrival(transfer.name, came, transfer.size, transfer.began, now))
 
     def _share(self) -> None:
