@@ -178,7 +178,7 @@ def _turns(build: Builder, counters: Counters) -> list[Metric]:
         ),
         build.histogram(
             "homing_ttft_error_ratio",
-            "Distance between expected and seen time to a streamed turn's first token, as a share of the latter.",
+            "Distance between expected and seen time to a first token, as a share of the latter.",
             "1",
             [({}, counters.ttft_error)],
         ),
