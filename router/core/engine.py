@@ -47,11 +47,12 @@ _UNKNOWN_CAPACITY_TOKENS: Final = 600_000
 # what others would have to wait for, changes meanwhile. More where a replica stands idle, which may mean that
 # a turn that waits for another had better go there.
 _REPRICED: Final = 4
-_REPRICED_IDLE: Final = 16
+_REPRICED_IDLE: Final = 12
 
-# More than this many are not priced in one go, and the rest after a moment for what else there is to do.
-_REPRICED_MOST: Final = 48
-_RESUMED_AFTER_S: Final = 0.005
+# More than this many are not priced in one go: it would hold up other turns. Whoever is next then goes by its
+# last price, if that is not older than this, or waits for the next time.
+_REPRICED_MOST: Final = 24
+_RECENT_S: Final = 1.0
 
 # Models a fleet serves, adapters included. Beyond it, those used longest ago are learned again.
 _MAX_MODELS: Final = 1024
@@ -107,8 +108,6 @@ class Engine:
         self._queue = TurnQueue()
         self._repriced = 0
         """Held turns priced anew in this round of dispatching, or the last."""
-        self._unfinished = False
-        """It ended before all was done."""
         self._expire_at = 0.0
         self._epochs = count()
         self._admitted = count()
@@ -288,7 +287,6 @@ class Engine:
         if not queue:
             return went, refused
         self._repriced = 0
-        self._unfinished = False
         for member in queue.members:
             if self._members.get(member.id) is not member or not member.takes_turns():
                 self._reprice(queue.standing(member), now, refused)
@@ -303,12 +301,11 @@ class Engine:
             sent = False
             while (following := queue.first(member, now)) is not None:
                 held = following
-                if held.priced_at != now:
-                    if self._repriced >= _REPRICED_MOST:
-                        self._unfinished = True
-                        break
+                if held.priced_at != now and self._repriced < _REPRICED_MOST:
                     todo.extend(self._reprice((held,), now, refused))
                     continue
+                if held.priced_at < now - _RECENT_S:
+                    break
                 if not sent:
                     sent = True
                     member.horizon.refill(pending)
@@ -326,8 +323,6 @@ class Engine:
     def wake_at(self, now: float) -> float | None:
         """When `dispatch` may have something to do although nothing happens; `None` = never."""
         at = self._queue.wake_at()
-        if self._unfinished and at is not None:
-            return min(at, now + _RESUMED_AFTER_S)
         for member in self._queue.members:
             if member.due and at is not None:
                 at = min(at, member.due[0][0])
