@@ -46,12 +46,12 @@ _UNKNOWN_CAPACITY_TOKENS: Final = 600_000
 # Held turns that are priced anew whenever turns are dispatched, whoever is next: what a replica holds, and
 # what others would have to wait for, changes meanwhile. More where a replica stands idle, which may mean that
 # a turn that waits for another had better go there.
-_REPRICED: Final = 4
-_REPRICED_IDLE: Final = 12
+_REPRICED: Final = 2
+_REPRICED_IDLE: Final = 6
 
 # More than this many are not priced in one go: it would hold up other turns. Whoever is next then goes by its
-# last price, if that is not older than this, or waits for the next time.
-_REPRICED_MOST: Final = 24
+# last price, if that is not older than this or the replica would stand idle, or waits for the next time.
+_REPRICED_MOST: Final = 8
 _RECENT_S: Final = 1.0
 
 # Models a fleet serves, adapters included. Beyond it, those used longest ago are learned again.
@@ -304,7 +304,7 @@ class Engine:
                 if held.priced_at != now and self._repriced < _REPRICED_MOST:
                     todo.extend(self._reprice((held,), now, refused))
                     continue
-                if held.priced_at < now - _RECENT_S:
+                if held.priced_at < now - _RECENT_S and (sent or member.pending_tokens):
                     break
                 if not sent:
                     sent = True
@@ -320,7 +320,7 @@ class Engine:
             turn, waited_s = held.turn, now - held.arrived
             self._tell(lambda o: o.on_waited(turn, waited_s, WaitEnd.LEFT))
 
-    def wake_at(self, now: float) -> float | None:
+    def wake_at(self) -> float | None:
         """When `dispatch` may have something to do although nothing happens; `None` = never."""
         at = self._queue.wake_at()
         for member in self._queue.members:

@@ -245,7 +245,7 @@ class DataPlane:
                 _log.exception("a request failed in the router itself")
                 exchange.fault()
         if self.waiting:
-            at = self.engine.wake_at(now)
+            at = self.engine.wake_at()
             if at is not None and at < now + _SWEEP_S:
                 self._dispatch_in(max(0.0, at - now))
 

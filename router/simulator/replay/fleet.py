@@ -214,7 +214,7 @@ class FleetReplay:
         self._set_dispatch(now)
 
     def _set_dispatch(self, now: float) -> None:
-        at = self._engine.wake_at(now) if self._held else None
+        at = self._engine.wake_at() if self._held else None
         if at != self._dispatch_at:
             self._dispatch_at = at
             if at is not None:

@@ -970,7 +970,7 @@ def test_with_order_engine_nothing_ever_waits() -> None:
     for number in range(20):
         go(of, long(f"s{number}"), 0.0)
     assert of.held == 0
-    assert of.wake_at(0.0) is None
+    assert of.wake_at() is None
     assert of.dispatch(1.0) == ([], [])
 
 
@@ -1050,13 +1050,13 @@ def test_a_turn_whose_time_is_up_is_refused_with_when_to_come_back() -> None:
     go(of, long("s"), 0.0)
     held = enter(of, turn("t"), 1.0)
     sooner = enter(of, turn("u"), 1.0, wait_s=2.0)
-    assert of.wake_at(1.0) == 3.0
+    assert of.wake_at() == 3.0
     assert of.dispatch(2.9) == ([], [])
     ((expired, refused),) = of.dispatch(3.0)[1]
     assert expired is sooner
     assert refused.kind is ErrorKind.QUEUE_EXPIRED
     assert refused.retry_after_s is not None
-    assert of.wake_at(3.0) == 6.0
+    assert of.wake_at() == 6.0
     assert [held for held, _ in of.dispatch(6.0)[1]] == [held]
     assert of.dispatch(7.0) == ([], [])
 
@@ -1122,7 +1122,7 @@ def test_a_turn_that_is_not_streamed_counts_as_prefilled_in_time_and_wakes_the_q
     of = queued("a")
     go(of, long("s")._replace(stream=False), 0.0)  # 10,000 tokens at 8,000 a second
     enter(of, turn("t"), 0.1)
-    assert of.wake_at(0.1) == pytest.approx(1.25, rel=0.01)
+    assert of.wake_at() == pytest.approx(1.25, rel=0.01)
     assert len(of.dispatch(1.26)[0]) == 1
 
 
@@ -1264,7 +1264,7 @@ def test_more_turns_than_are_priced_in_one_go_are_all_seen_to_in_several() -> No
         for ticket in [ticket for _, ticket in of.dispatch(now)[0]]:
             ticket.end(Outcome.COMPLETED, now)
             went += 1
-        wake = of.wake_at(now)
+        wake = of.wake_at()
         assert wake is None or wake > now
         now += 0.005
         assert now < 10.0
