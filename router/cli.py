@@ -20,6 +20,8 @@ from router.base.tasks import TaskOwner
 
 if TYPE_CHECKING:
     from router.controlplane.reload import Read
+    from router.kv.agent import Agent
+    from router.kv.gateway import Gateway
     from router.settings.compare import Settings
     from router.simulator.replay.events import FleetEvent
     from router.wiring import Router
@@ -74,13 +76,17 @@ def _serve(arguments: argparse.Namespace) -> int:
         return Settings(loaded, load_secrets(loaded, os.environ))
 
     settings = read(None)
+    _log_to_stderr(arguments)
+    allow_open_files()
+    return _run(_serve_until_stopped(settings, read))
+
+
+def _log_to_stderr(arguments: argparse.Namespace) -> None:
     logging.basicConfig(
         level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     # A log that cannot be written, on a full disk say, must not be reported in the same place.
     logging.raiseExceptions = False
-    allow_open_files()
-    return _run(_serve_until_stopped(settings, read))
 
 
 async def _serve_until_stopped(settings: "Settings", read: "Read") -> int:
@@ -168,6 +174,39 @@ def _engine(arguments: argparse.Namespace) -> int:
         print(f"simulated replica {settings.name} ({settings.model}): {url}", flush=True)
 
     return _run(serve(settings, arguments.host, arguments.port, ready=ready))
+
+
+def _kv_agent(arguments: argparse.Namespace) -> int:
+    from router.kv.agent import Agent
+    from router.settings.kv import load_kv_agent
+
+    config = load_kv_agent(arguments.config, os.environ)
+    _log_to_stderr(arguments)
+    return _run(_serve_kv(Agent(config), f"KV agent {config.name}: {config.host}"))
+
+
+def _kv_gateway(arguments: argparse.Namespace) -> int:
+    from router.kv.gateway import Gateway
+    from router.settings.kv import load_kv_gateway
+
+    config = load_kv_gateway(arguments.config, os.environ)
+    _log_to_stderr(arguments)
+    return _run(_serve_kv(Gateway(config), f"KV gateway {config.name}: {config.host}"))
+
+
+async def _serve_kv(server: "Agent | Gateway", title: str) -> int:
+    stop = _stop_event()
+    try:
+        await server.start()
+        settle_heap()
+        metrics = "" if server.config.metrics_port is None else f"; metrics on port {server.metrics.port}"
+        _say(f"{title}:{server.server.port}{metrics}")
+        await stop.wait()
+    except OSError as error:
+        raise HomingError(f"{title}: {error.strerror or error}") from error
+    finally:
+        await server.close()
+    return 0
 
 
 def _check(arguments: argparse.Namespace) -> int:
@@ -360,6 +399,15 @@ def _parser() -> argparse.ArgumentParser:
         "--time-scale", type=float, default=1.0, metavar="X", help="simulated seconds a real second"
     )
     engine.set_defaults(run=_engine)
+
+    for name, help_, run in (
+        ("kv-agent", "run the KV agent beside a vLLM replica", _kv_agent),
+        ("kv-gateway", "run a KV gateway, the pool that agents share", _kv_gateway),
+    ):
+        kv = commands.add_parser(name, help=help_)
+        kv.add_argument("-c", "--config", type=Path, metavar="FILE", required=True, help="its file (YAML)")
+        kv.add_argument("--log-level", choices=_LEVELS, default="info")
+        kv.set_defaults(run=run)
 
     check = commands.add_parser("check", help="check config and policy files: all faults at once")
     check.add_argument("files", nargs="+", type=Path, metavar="FILE")

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from router.settings.config import RouterConfig
 from router.settings.credentials import KeysFile, inspect_secrets, keys_of
 from router.settings.document import Document, read_document
+from router.settings.kv import AgentFile, F, GatewayFile, is_kv_agent, is_kv_gateway, read_kv_file
 from router.settings.load import lines_of, read_config, read_policy
 from router.settings.locate import shown
 from router.settings.policy import Policy
@@ -27,7 +29,7 @@ class CheckResult:
 
 
 def check_files(paths: Iterable[Path], environ: Mapping[str, str]) -> CheckResult:
-    """Check configs, policies and keys files; which one a file is shows in its keys.
+    """Check settings files of every kind; which one a file is shows in its keys.
 
     A secret that this machine lacks is a notice: files are checked in other places than they run.
     """
@@ -41,13 +43,13 @@ def check_files(paths: Iterable[Path], environ: Mapping[str, str]) -> CheckResul
 
 
 def schema() -> dict[str, Any]:
-    """A JSON schema that a config, a policy or a keys file fulfils, each under its name in `$defs`."""
+    """A JSON schema that each kind of file fulfils, each under its name in `$defs`."""
     # In serialization mode the defaults stand as a file would have them, `64MiB` and not 67108864.
-    models: tuple[type[RouterConfig] | type[Policy] | type[KeysFile], ...] = (RouterConfig, Policy, KeysFile)
+    models: tuple[type[BaseModel], ...] = (RouterConfig, Policy, KeysFile, AgentFile, GatewayFile)
     refs, described = models_json_schema([(model, "serialization") for model in models])
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "Homing: config, policy and keys files",
+        "title": "Homing: config, policy, keys and KV files",
         "anyOf": [refs[model, "serialization"] for model in models],
         **described,
     }
@@ -63,6 +65,10 @@ def _check(path: Path, environ: Mapping[str, str]) -> CheckResult:
     if _is_policy(document):
         policy = read_policy(document, path.parent)
         return CheckResult(tuple(lines_of(policy.faults)), policy.notices)
+    if is_kv_agent(document):
+        return _check_kv(AgentFile, document, path, environ)
+    if is_kv_gateway(document):
+        return _check_kv(GatewayFile, document, path, environ)
     config = read_config(document, path.parent)
     if config.faults:
         return CheckResult(tuple(lines_of(config.faults)), ())
@@ -76,6 +82,13 @@ def _check(path: Path, environ: Mapping[str, str]) -> CheckResult:
         what = "no replicas are named: every request is refused until `--replica` names one"
         notices.append(str(document.fault(("replicas",), what)))
     return CheckResult(tuple(lines_of(wrong)), tuple(notices))
+
+
+def _check_kv(shape: type[F], document: Document, path: Path, environ: Mapping[str, str]) -> CheckResult:
+    reading = read_kv_file(shape, document, path.parent, environ)
+    command = "kv-agent" if shape is AgentFile else "kv-gateway"
+    absent = (f"{fault} (here; `homing {command}` would refuse to start)" for fault in reading.absent)
+    return CheckResult(tuple(lines_of(reading.wrong)), tuple(absent))
 
 
 def _is_policy(document: Document) -> bool:

@@ -126,6 +126,16 @@ def inspect_secrets(
     return secrets, search.absent, search.wrong
 
 
+def fleet_secret(
+    document: Document, folder: Path, environ: Mapping[str, str], written: str | None
+) -> tuple[bytes | None, list[Fault], list[Fault]]:
+    """The secret of a KV file: `HOMING_SECRET`, or the file that `secret_file` names. With it what is absent,
+    and what is wrong."""
+    search = _Search(document, folder, environ)
+    secret = search.secret(written, ("secret_file",))
+    return secret, search.absent, search.wrong
+
+
 class _Search:
     """Looks each secret up and keeps what is absent and what is wrong."""
 
@@ -148,8 +158,8 @@ class _Search:
         self.wrong += faults
         return keys
 
-    def secret(self, written: str | None) -> bytes | None:
-        text = self._given("HOMING_SECRET", ("access", "secret_file"), written, _unfit)
+    def secret(self, written: str | None, loc: Loc = ("access", "secret_file")) -> bytes | None:
+        text = self._given("HOMING_SECRET", loc, written, _unfit)
         return None if text is None else text.encode()
 
     def token(self, variable: str, loc: Loc, written: str | None) -> str | None:

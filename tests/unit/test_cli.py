@@ -161,3 +161,30 @@ def test_a_reader_that_has_seen_enough_is_no_error():
     err = process.stderr.read()
     process.stderr.close()
     assert (process.wait(timeout=20), err) == (0, "")
+
+
+@pytest.mark.parametrize(("command", "key"), [("kv-agent", "kv_agent"), ("kv-gateway", "kv_gateway")])
+def test_kv_servers_say_where_they_are_and_stop_when_told(command, key, tmp_path):
+    socket_ = f"socket: {tmp_path}/kv.sock\n" if command == "kv-agent" else ""
+    (tmp_path / "kv.yaml").write_text(
+        f"version: 1\n{key}: a\n{socket_}listen: 127.0.0.1:0\nmetrics: 127.0.0.1:0\nsecret_file: secret\n"
+    )
+    (tmp_path / "secret").write_text("a fleet's secret\n")
+    process = start(command, "-c", str(tmp_path / "kv.yaml"))
+    said = re.fullmatch(r"KV \w+ a: 127\.0\.0\.1:\d+; metrics on port (\d+)\n", process.stdout.readline())
+    assert httpx.get(f"http://127.0.0.1:{said[1]}/livez").text == "alive\n"
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=20)
+    assert (process.returncode, errors) == (0, "")
+    assert not (tmp_path / "kv.sock").exists()
+
+
+def test_a_kv_server_whose_port_is_taken_says_so(tmp_path, taken):
+    (tmp_path / "kv.yaml").write_text(
+        f"version: 1\nkv_gateway: a\nlisten: 127.0.0.1:{taken}\nsecret_file: secret\n"
+    )
+    (tmp_path / "secret").write_text("x\n")
+    process = start("kv-gateway", "-c", str(tmp_path / "kv.yaml"))
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert errors == "homing: KV gateway a: 127.0.0.1: Address already in use\n"

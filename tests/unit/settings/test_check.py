@@ -125,6 +125,8 @@ def test_the_schema_describes_each_kind_and_writes_defaults_as_files_do():
         "#/$defs/RouterConfig",
         "#/$defs/Policy",
         "#/$defs/KeysFile",
+        "#/$defs/AgentFile",
+        "#/$defs/GatewayFile",
     ]
     kinds = described["$defs"]
     assert kinds["RouterConfig"]["additionalProperties"] is False
