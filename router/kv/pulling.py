@@ -70,7 +70,8 @@ class Pull:
             self.given += 1
         if ready:
             self._give(ready)
-        self.changed.set()
+        if self.given == len(self.keys):
+            self.changed.set()
 
     def left_over(self) -> list[Handle]:
         """Blocks behind a gap: of no use to anybody."""
