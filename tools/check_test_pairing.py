@@ -14,7 +14,6 @@ TESTED_ELSEWHERE: Mapping[str, str] = {
     "router/dataplane/client.py": "tests/integration/test_relay.py",
     "router/dataplane/departure.py": "tests/integration/test_trouble.py",
     "router/dataplane/exchange.py": "tests/integration/test_trouble.py",
-    "router/dataplane/head.py": "tests/integration/test_relay.py",
     "router/dataplane/local.py": "tests/integration/test_relay.py",
     "router/dataplane/pool.py": "tests/integration/test_trouble.py",
     "router/dataplane/problems.py": "tests/integration/test_trouble.py",

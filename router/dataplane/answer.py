@@ -12,7 +12,6 @@ from msgspec import UNSET
 from router.core.observe import Usage
 from router.dataplane.answer_facts import (
     INTERNAL_BYTES,
-    Facts,
     error_of,
     facts_of,
     is_empty_list,
@@ -23,6 +22,7 @@ from router.dataplane.answer_facts import (
 )
 from router.dataplane.answer_long import LongEvent
 from router.dataplane.dialects import Dialect
+from router.dataplane.schemas import Facts
 
 HELD: Final = 65_536
 """Bytes of an event at most that are held until it is complete. A longer one goes out as it comes: then
@@ -40,12 +40,12 @@ _BEFORE_CONTENT: Final = frozenset(("response.created", "response.queued", "resp
 
 # An event without any of these tells nothing and hides nothing. Short lists: every look costs as much as
 # all else that is done with a piece.
-_MARKERS: Final = {
+_MARKERS: Final[dict[Dialect, tuple[bytes, ...]]] = {
     Dialect.MESSAGES: (INTERNAL_BYTES, b'"message_', b'"error"'),  # start, delta and stop have all the usage
     # So have the events that hold the whole response.
     Dialect.RESPONSES: (INTERNAL_BYTES, b'"response":', b'"error"'),
 }
-_OPENAI_MARKERS: Final = (INTERNAL_BYTES, b'"usage"', b"[DONE]", b'"error"')
+_OPENAI_MARKERS: Final[tuple[bytes, ...]] = (INTERNAL_BYTES, b'"usage"', b"[DONE]", b'"error"')
 
 _SHAPES: Final = 32
 """How often a stream is asked for a shape that its events share."""
@@ -212,7 +212,7 @@ class StreamReader:
         lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")]
         text = b"\n".join(lines)
         if text == b"[DONE]":
-            self.finished = self.finished or self._markers is _OPENAI_MARKERS
+            self.finished = self.finished or self._dialect not in _MARKERS
             return event
         facts = facts_of(text)
         if facts is not None and self._learn(facts):

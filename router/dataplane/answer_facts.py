@@ -7,9 +7,10 @@ from collections.abc import Collection
 from typing import Final
 
 import msgspec
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import Raw, UnsetType
 
 from router.core.observe import Usage
+from router.dataplane.schemas import Counts, Error, Facts
 from router.dataplane.splice import cuts, edited, members
 
 INTERNAL: Final = frozenset({"kv_transfer_params", "ec_transfer_params"})
@@ -18,47 +19,9 @@ INTERNAL_BYTES: Final = b"_transfer_params"
 """What is in all of their names, and hardly ever elsewhere."""
 
 
-class Facts(msgspec.Struct, gc=False):
-    """The members of an event or of a body that tell something, each as sent."""
-
-    id: Raw | UnsetType = UNSET
-    type: Raw | UnsetType = UNSET
-    choices: Raw | UnsetType = UNSET
-    error: Raw | UnsetType = UNSET
-    usage: Raw | UnsetType = UNSET
-    message: Raw | UnsetType = UNSET
-    response: Raw | UnsetType = UNSET
-    kv_transfer_params: Raw | UnsetType = UNSET
-    ec_transfer_params: Raw | UnsetType = UNSET
-
-
-class _Error(msgspec.Struct, gc=False):
-    """What an error says of itself, in any dialect."""
-
-    code: int | str | None = None
-    type: str | None = None
-
-
-class _Details(msgspec.Struct, gc=False):
-    cached_tokens: int | None = None
-
-
-class _Counts(msgspec.Struct, gc=False):
-    """Usage in any dialect."""
-
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    input_tokens_details: _Details | None = None
-    cache_read_input_tokens: int | None = None
-    cache_creation_input_tokens: int | None = None
-
-
 _FACTS: Final = msgspec.json.Decoder(Facts)
-_ERROR: Final = msgspec.json.Decoder(_Error)
-_COUNTS: Final = msgspec.json.Decoder(_Counts)
+_ERROR: Final = msgspec.json.Decoder(Error)
+_COUNTS: Final = msgspec.json.Decoder(Counts)
 _TEXT: Final = msgspec.json.Decoder(str)
 
 

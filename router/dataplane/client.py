@@ -14,7 +14,15 @@ import httptools
 from router.base.errors import ErrorKind, Refused
 from router.base.ids import ReplicaId, TenantId
 from router.core.observe import Outcome
-from router.dataplane.departure import CHECK_AFTER_S, INTERIM, WATCH_S, has_ended, has_left, unacknowledged
+from router.dataplane.departure import (
+    CHECK_AFTER_S,
+    INTERIM,
+    WATCH_S,
+    SocketInfo,
+    has_ended,
+    has_left,
+    unacknowledged,
+)
 from router.dataplane.exchange import Exchange, Phase
 from router.dataplane.head import MAX_TARGET, Head, target_too_long
 from router.dataplane.problems import HttpRefused, body_of, status_line, status_of
@@ -65,8 +73,13 @@ _HEAD: Final = Reading.HEAD
 _BODY: Final = Reading.BODY
 
 
-class ClientConnection(asyncio.Protocol):
-    """Reads requests and owns the one exchange in progress."""
+class ClientConnection:
+    """Reads requests and owns the one exchange in progress. An `asyncio.Protocol` in all but name: a compiled
+    class inherits from none that is not compiled.
+
+    Two ways lead from bytes to a request. A plain one on a fresh connection, with a head whose every line is
+    known, is taken as it lies there; all else goes through the parser, which is asked anew for each message.
+    """
 
     __slots__ = (
         "_ahead",
@@ -85,6 +98,7 @@ class ClientConnection(asyncio.Protocol):
         "_latest",
         "_lingered",
         "_looping",
+        "_missing",
         "_parser",
         "_plane",
         "_progress_seen",
@@ -108,7 +122,7 @@ class ClientConnection(asyncio.Protocol):
     def __init__(self, plane: "DataPlane") -> None:
         self._plane = plane
         self._transport: asyncio.Transport | None = None
-        self._socket = None
+        self._socket: SocketInfo | None = None
         self._parser = httptools.HttpRequestParser(self)
         self._exchange: Exchange | None = None
         self._queue: deque[tuple[Head, TenantId | None, bytes, bool]] = deque()
@@ -116,6 +130,8 @@ class ClientConnection(asyncio.Protocol):
         self._read_paused = False
         self._reading = Reading.IDLE
         self._head_shared = 0
+        self._missing = 0
+        """Bytes of body that are yet to come to a request that went past the parser."""
         self._spare = 0
         self._counted = 0
         self._joined = 0
@@ -182,12 +198,11 @@ class ClientConnection(asyncio.Protocol):
                 self._transport.pause_reading()
                 self._watch(probed=False)
             return
-        self._feed(data)
-        if self._queue:
-            self._run(*self._queue.popleft())
-            if self._exchange is None:
-                self._next()
-        elif self._refusal is not None:
+        if self._missing:
+            self._take_body(data)
+        elif self._reading is not _IDLE or not self._take(data):
+            self._feed(data)
+        if self._queue or self._refusal is not None:
             self._next()
 
     def eof_received(self) -> bool:
@@ -244,12 +259,76 @@ class ClientConnection(asyncio.Protocol):
             self._probe()
         asyncio.get_running_loop().call_later(WATCH_S, lambda: self._watch(probed=probed))
 
-    @property
-    def interim(self) -> bytes:
-        """An interim response, if the client's version of HTTP knows them."""
-        return INTERIM if self._parser.get_http_version() == "1.1" else b""
+    # --- reading plain requests ---------------------------------------------------------------------
 
-    # --- reading requests ---------------------------------------------------------------------------
+    def _take(self, data: bytes) -> bool:
+        """Take a request with a known head and a body of known length. False, and nothing done, where `data`
+        holds anything else, more, or what is to be refused."""
+        plane = self._plane
+        limits = plane.limits
+        end = data.find(b"\r\n\r\n", 0, limits.head)
+        head = plane.heads.recognise(data[:end]) if end > 0 else None
+        if head is None:
+            return False
+        size, length = len(data) - end - 4, head.length
+        if not 0 < length <= limits.body or size > length or plane.held_bytes + size > limits.held_bytes:
+            return False
+        try:
+            tenant = plane.tenant_of(head)
+        except Refused:
+            return False
+        plane.held_bytes += size
+        if size == length:
+            self._run(head, tenant, data[end + 4 :], True)
+            return True
+        self._head = head
+        self._tenant = tenant
+        self._missing = length - size
+        self._body_bytes = size
+        self._joined = 0
+        if size:
+            self._body.append(data[end + 4 :])
+        self._reading = _BODY
+        self._body_began = now = plane.now()
+        self.deadline = now + limits.idle_s
+        return True
+
+    def _take_body(self, data: bytes) -> None:
+        """More of the body of such a request, and perhaps what the client sent ahead after it."""
+        plane, size, missing = self._plane, len(data), self._missing
+        if size > missing:
+            self._ahead += data[missing:]
+            data, size = data[:missing], missing
+        try:
+            plane.hold(size)
+        except Refused as refusal:
+            self._refusal = refusal
+            self._stop_reading()
+            return
+        self._body.append(data)
+        self._body_bytes += size
+        self._missing = missing - size
+        if size < missing:
+            self._bound_body(plane.now())
+            return
+        head, tenant, content = self._head, self._tenant, b"".join(self._body)
+        assert head is not None
+        self._begin_head()
+        self._reading = _IDLE
+        self._run(head, tenant, content, True)
+        if self._ahead:
+            self._next()
+
+    def _bound_body(self, now: float) -> None:
+        """Neither a body that stands still nor one that trickles may be held for ever, nor one in crumbs cost
+        more than its bytes."""
+        latest = self._body_began + self._body_bytes / _LEAST_RATE
+        self.deadline = self._plane.limits.idle_s + (now if now < latest else latest)
+        if len(self._body) - self._joined > _PIECES:
+            self._body[self._joined :] = [b"".join(self._body[self._joined :])]
+            self._joined += 1
+
+    # --- reading all others, with the parser --------------------------------------------------------
 
     def _feed(self, data: bytes) -> None:
         before = self._reading
@@ -271,14 +350,13 @@ class ClientConnection(asyncio.Protocol):
         else:
             reading = self._reading
             if reading is _BODY:
-                now, idle_s = self._plane.now(), self._plane.limits.idle_s
+                now = self._plane.now()
                 first = before is not _BODY or bool(self._queue)
                 if first:
                     self._body_began = now
-                # Neither a body that stands still nor one that trickles may be held for ever.
-                latest = self._body_began + self._body_bytes / _LEAST_RATE
-                self.deadline = idle_s + (now if now < latest else latest)
+                    self._joined = 0
                 self._on_part_of_body(len(data), first=first)
+                self._bound_body(now)
             elif reading is _HEAD:
                 if before is not _HEAD:
                     self.deadline = self._plane.now() + self._plane.limits.head_s
@@ -297,15 +375,15 @@ class ClientConnection(asyncio.Protocol):
         self._plane.give_back(self._body_bytes)
         self._body = []
         self._body_bytes = 0
+        self._missing = 0
 
     def _on_part_of_body(self, size: int, *, first: bool) -> None:
         """A read of `size` bytes ended within a body; `first` = the body began in it. Bounds what is no body
-        and so counts against no other limit: endless chunk extensions and trailers, and crumbs of a body."""
+        and so counts against no other limit: endless chunk extensions and trailers."""
         gained = self._body_bytes - self._counted
         self._counted = self._body_bytes
         limit = self._plane.limits.head
         if first:
-            self._joined = 0
             self._spare = limit
         else:
             self._spare = min(limit, self._spare - (size - gained) + gained * _CHUNKING)
@@ -315,9 +393,6 @@ class ClientConnection(asyncio.Protocol):
                     f"chunk extensions or trailers are over {limit} bytes (limits.head)",
                     code="chunks_too_large",
                 )
-        if len(self._body) - self._joined > _PIECES:
-            self._body[self._joined :] = [b"".join(self._body[self._joined :])]
-            self._joined += 1
 
     def _head_too_large(self) -> Refused:
         if len(self._url) > MAX_TARGET:
@@ -328,8 +403,11 @@ class ClientConnection(asyncio.Protocol):
             code="head_too_large",
         )
 
-    def on_url(self, url: bytes) -> None:
+    def on_message_begin(self) -> None:
+        # Its first byte may come long before any of its target: the parser has begun, and must go on.
         self._reading = _HEAD
+
+    def on_url(self, url: bytes) -> None:
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:

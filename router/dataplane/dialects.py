@@ -51,35 +51,68 @@ _PATHS: Final = {
 }
 
 
+# A member looked up on its class costs as much as the comparison.
+_RESPONSES: Final = Dialect.RESPONSES
+
+
 def dialect_of(path: str) -> Dialect | None:
     """The dialect of a path without its query; `None` where the body's prompt, if any, is not known."""
     return _PATHS.get(path)
 
 
-class Read(msgspec.Struct, frozen=True, gc=False):
+class Read:
     """What a body says."""
 
-    model: str
-    """"" where it names none."""
-    stream: bool
-    chain: Chain
-    session_value: tuple[str, str] | None
-    """The body field that names the session, and the name. The first of the configured fields that has a
-    text or a number which is not empty."""
-    previous_response_id: str | None
-    opening: int
-    """Hash of the conversation's opening, to derive a session from; 0 where there is none, or where the
-    rules say not to. Only chats and completions have one."""
-    stores: bool
-    """The replica may keep its answer, for later requests to go on from (Responses only)."""
-    reserved: bool
-    """Some field of `splice.RESERVED` is there or among the extra ones, whatever its value and however it is
-    spelled."""
-    has_stream_options: bool
-    asks_usage: bool
-    """The client asked for the usage of a stream, or gave options that are for the replica to refuse."""
-    outline: BodyOutline | None
-    """What the chain's segments are; `None` where there is no chain. Holds on to the body."""
+    __slots__ = (
+        "asks_usage",
+        "chain",
+        "has_stream_options",
+        "model",
+        "opening",
+        "outline",
+        "previous_response_id",
+        "reserved",
+        "session_value",
+        "stores",
+        "stream",
+    )
+
+    def __init__(
+        self,
+        model: str,
+        chain: Chain,
+        *,
+        stream: bool,
+        session_value: tuple[str, str] | None,
+        previous_response_id: str | None,
+        opening: int,
+        stores: bool,
+        reserved: bool,
+        has_stream_options: bool,
+        asks_usage: bool,
+        outline: BodyOutline | None,
+    ) -> None:
+        self.model = model
+        """"" where it names none."""
+        self.chain = chain
+        self.stream = stream
+        self.session_value = session_value
+        """The body field that names the session, and the name. The first of the configured fields that has a
+        text or a number which is not empty."""
+        self.previous_response_id = previous_response_id
+        self.opening = opening
+        """Hash of the conversation's opening, to derive a session from; 0 where there is none, or where the
+        rules say not to. Only chats and completions have one."""
+        self.stores = stores
+        """The replica may keep its answer, for later requests to go on from (Responses only)."""
+        self.reserved = reserved
+        """Some field of `splice.RESERVED` is there or among the extra ones, whatever its value and however it
+        is spelled."""
+        self.has_stream_options = has_stream_options
+        self.asks_usage = asks_usage
+        """The client asked for the usage of a stream, or gave options that are for the replica to refuse."""
+        self.outline = outline
+        """What the chain's segments are; `None` where there is no chain. Holds on to the body."""
 
 
 # What changes the rendered prompt beside tools and messages, by dialect: vLLM's chat parameters, and what
@@ -178,18 +211,19 @@ class RequestReader:
             raise _refused("is nested too deep") from error
         options = head.stream_options
         has_options, asks_usage = (False, False) if options is UNSET else _usage_options(options)
+        responses = dialect is _RESPONSES
         return Read(
             model,
-            bool(head.stream),
             chain,
-            None if plain else reading.session_value(head),
-            _response_id(head.previous_response_id) if dialect is Dialect.RESPONSES else None,
-            chain.hashes[chain.opening - 1] if chain.opening and self._derive else 0,
-            dialect is Dialect.RESPONSES and (head.store is UNSET or bytes(head.store) not in _NOT_STORED),
-            False if plain else reading.is_reserved(head),
-            has_options,
-            asks_usage,
-            outline,
+            stream=bool(head.stream),
+            session_value=None if plain else reading.session_value(head),
+            previous_response_id=_response_id(head.previous_response_id) if responses else None,
+            opening=chain.hashes[chain.opening - 1] if chain.opening and self._derive else 0,
+            stores=responses and (head.store is UNSET or bytes(head.store) not in _NOT_STORED),
+            reserved=False if plain else reading.is_reserved(head),
+            has_stream_options=has_options,
+            asks_usage=asks_usage,
+            outline=outline,
         )
 
 

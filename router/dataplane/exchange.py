@@ -20,12 +20,13 @@ from router.core.observe import Outcome, Usage
 from router.core.queue import Held
 from router.core.ticket import Ticket
 from router.dataplane.answer import StreamReader, read_body
-from router.dataplane.departure import LEADING_ZERO
+from router.dataplane.answer_head import ResponseHead
+from router.dataplane.departure import INTERIM, LEADING_ZERO
 from router.dataplane.dialects import Dialect, dialect_of
 from router.dataplane.head import Head
 from router.dataplane.problems import body_of, event_of, status_line, status_of
 from router.dataplane.routing import Routed
-from router.dataplane.upstream import ResponseHead, UpstreamConnection
+from router.dataplane.upstream import Receiver, UpstreamConnection
 
 if TYPE_CHECKING:
     from router.dataplane.client import ClientConnection
@@ -63,7 +64,7 @@ class Phase(Enum):
     OVER = 3
 
 
-class Exchange:
+class Exchange(Receiver):
     """Relays one request to a replica and the answer to its client."""
 
     __slots__ = (
@@ -595,7 +596,8 @@ class Exchange:
     def probe(self) -> bytes:
         """A byte or more that can go to the client now without meaning; empty if there is none."""
         if self.phase is Phase.WAITING:
-            return self._client.interim
+            # Clients of HTTP/1.0 know no interim responses.
+            return INTERIM if self._head.version == "1.1" else b""
         return LEADING_ZERO if self._chunked else b""
 
     def _accept(self) -> None:

@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from typing import Final
 
 import msgspec
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import UNSET, Raw
 
 from router.core.hashing import hash64
+from router.dataplane.schemas import Outer
 from router.dataplane.splice import Edit, edited, members, without
 
 CHUNK: Final = 4096
@@ -74,22 +75,7 @@ Message = dict[str, Raw]
 """One message, item or block: member → value as sent."""
 
 
-class _Inner(msgspec.Struct, gc=False):
-    """As much of a block within a block as tells whether it can go into a payload as it was sent."""
-
-    type: str | None = None
-    cache_control: Raw | UnsetType = UNSET
-
-
-class _Outer(msgspec.Struct, gc=False):
-    """The same for a block of a message."""
-
-    type: str | None = None
-    cache_control: Raw | UnsetType = UNSET
-    content: list[_Inner] | str | None = None
-
-
-_OUTER: Final = msgspec.json.Decoder(list[_Outer])
+_OUTER: Final = msgspec.json.Decoder(list[Outer])
 
 
 class Segments:

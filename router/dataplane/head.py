@@ -6,8 +6,7 @@ characters, spaces before a colon). This module refuses what is well-formed and 
 
 import re
 from collections.abc import Iterable
-from enum import Enum, auto
-from typing import Final, NamedTuple
+from typing import Final
 from urllib.parse import unquote_to_bytes
 
 from router.base.errors import ErrorKind, Refused
@@ -40,109 +39,147 @@ MAX_DIGITS: Final = 20
 _MAX_REQUEST_ID: Final = 128
 _REQUEST_ID_BYTES: Final = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:")
 
-
 _SECONDS: Final = re.compile(rb"[0-9]+(?:\.[0-9]+)?")
 
-
-class _Kind(Enum):
-    """What a header is to the router. Those without a kind go on as they are."""
-
-    DROP = auto()
-    HOST = auto()
-    LENGTH = auto()
-    TYPE = auto()
-    AUTHORIZATION = auto()
-    KEY = auto()
-    REQUEST_ID = auto()
-    ENCODING = auto()
-    EXPECT = auto()
-    UPGRADE = auto()
-    CONNECTION = auto()
-    SESSION = auto()
-    TENANT = auto()
-    PRIORITY = auto()
-    PATIENCE = auto()
-
-
-# A member looked up on its class costs as much as the comparison; these are in nearly every head.
-_TYPE: Final = _Kind.TYPE
-_HOST: Final = _Kind.HOST
-_LENGTH: Final = _Kind.LENGTH
-_SESSION: Final = _Kind.SESSION
+# What a header is to the router. Plain numbers: one is compared for every header.
+_FORWARD: Final = 0
+"""It goes on as it is."""
+_DROP: Final = 1
+_HOST: Final = 2
+_LENGTH: Final = 3
+_TYPE: Final = 4
+_AUTHORIZATION: Final = 5
+_KEY: Final = 6
+_REQUEST_ID: Final = 7
+_ENCODING: Final = 8
+_EXPECT: Final = 9
+_UPGRADE: Final = 10
+_CONNECTION: Final = 11
+_SESSION: Final = 12
+_TENANT: Final = 13
+_PRIORITY: Final = 14
+_PATIENCE: Final = 15
 
 # What is remembered of names and targets is bounded in number and in length, whatever clients send.
 _MAX_TARGETS: Final = 1024
 _MAX_NAMES: Final = 4096
 _MAX_REMEMBERED: Final = 128
+_MAX_LINES: Final = 4096
+
+# What a value is made of that every parser takes for the same: printable ASCII, with nothing to strip.
+_PLAIN_VALUE: Final = re.compile(rb"[!-~]+(?: +[!-~]+)*")
+
+# Digits of a length that is read without asking how many there may be: a petabyte.
+_FEW_DIGITS: Final = 15
 
 _MODEL: Final = b"/v1/models/"
 
 
-class Head(NamedTuple):
+class Head:
     """What a request head says. `forward` holds `name: value\\r\\n` lines, ready to be sent on."""
 
-    method: bytes
-    target: bytes
-    """Origin form: path and query, as sent."""
-    path: str
-    version: str
-    forward: list[bytes]
-    sessions: tuple[tuple[bytes, bytes], ...]
-    """Headers that name a session, in the order sent; which one counts is for the policy to say."""
-    key: bytes | None
-    """The API key: a bearer token, or `x-api-key`."""
-    tenant: bytes | None
-    """The value of the tenant header where one is trusted."""
-    request_id: bytes | None
-    content_type: bytes
-    has_body: bool
-    length: int
-    """Content-Length; 0 where there is none."""
-    expects_continue: bool
-    priority: bytes | None = None
-    """What the client asks for in `X-Homing-Priority`."""
-    patience_s: float | None = None
-    """For how long the client waits for an answer, as its SDK says; `None` = it does not."""
+    __slots__ = (
+        "content_type",
+        "expects_continue",
+        "forward",
+        "has_body",
+        "key",
+        "length",
+        "method",
+        "path",
+        "patience_s",
+        "priority",
+        "request_id",
+        "sessions",
+        "target",
+        "tenant",
+        "version",
+    )
+
+    def __init__(self, method: bytes, target: bytes, path: str, version: str) -> None:
+        self.method = method
+        self.target = target
+        """Origin form: path and query, as sent."""
+        self.path = path
+        self.version = version
+        self.forward: list[bytes] = []
+        self.sessions: tuple[tuple[bytes, bytes], ...] = ()
+        """Headers that name a session, in the order sent; which one counts is for the policy to say."""
+        self.key: bytes | None = None
+        """The API key: a bearer token, or `x-api-key`."""
+        self.tenant: bytes | None = None
+        """The value of the tenant header where one is trusted."""
+        self.request_id: bytes | None = None
+        self.content_type = b""
+        self.has_body = False
+        self.length = 0
+        """Content-Length; 0 where there is none."""
+        self.expects_continue = False
+        self.priority: bytes | None = None
+        """What the client asks for in `X-Homing-Priority`."""
+        self.patience_s: float | None = None
+        """For how long the client waits for an answer, as its SDK says; `None` = it does not."""
+
+
+class _Line:
+    """A header line whose meaning does not depend on any other."""
+
+    __slots__ = ("forward", "kind", "name", "value")
+
+    def __init__(self, kind: int, name: bytes, value: bytes, forward: bytes) -> None:
+        self.kind = kind
+        self.name = name
+        """Of a session header: how the policies write it."""
+        self.value = value
+        self.forward = forward
+        """The line to send on; empty where it does not go on."""
 
 
 class HeadReader:
     """Checks heads and sorts them, with one look-up for each header.
+
+    `read` is for heads that a parser has taken apart, whatever they hold. `recognise` takes the bytes of a
+    head and reads it where each of its lines can mean one thing only: those of the agents, who send the same
+    lines again and again. It knows the names and targets that `read` has seen pass, and no others.
 
     `session_headers` are the names that any policy takes a session id from, in lower case; `-` and `_` are
     the same in them. They do not go on as they are: the replica gets the keyed hash instead.
     `tenant_header` names the tenant where it is trusted, and is dropped like a key.
     """
 
-    __slots__ = ("_kinds", "_lines", "_session_names", "_targets")
+    __slots__ = ("_kinds", "_lines", "_seen", "_session_names", "_starts", "_targets")
 
     def __init__(self, session_headers: Iterable[bytes], tenant_header: bytes | None) -> None:
-        self._kinds = {
-            **dict.fromkeys(_DROPPED, _Kind.DROP),
-            b"host": _Kind.HOST,
-            b"content-length": _Kind.LENGTH,
-            b"content-type": _Kind.TYPE,
-            b"authorization": _Kind.AUTHORIZATION,
-            b"x-api-key": _Kind.KEY,
-            b"x-request-id": _Kind.REQUEST_ID,
-            b"transfer-encoding": _Kind.ENCODING,
-            b"expect": _Kind.EXPECT,
-            b"upgrade": _Kind.UPGRADE,
-            b"connection": _Kind.CONNECTION,
-            b"x-homing-priority": _Kind.PRIORITY,
+        self._kinds: dict[bytes, int] = {
+            **dict.fromkeys(_DROPPED, _DROP),
+            b"host": _HOST,
+            b"content-length": _LENGTH,
+            b"content-type": _TYPE,
+            b"authorization": _AUTHORIZATION,
+            b"x-api-key": _KEY,
+            b"x-request-id": _REQUEST_ID,
+            b"transfer-encoding": _ENCODING,
+            b"expect": _EXPECT,
+            b"upgrade": _UPGRADE,
+            b"connection": _CONNECTION,
+            b"x-homing-priority": _PRIORITY,
             # The OpenAI and Anthropic SDKs say how long they wait, in seconds.
-            b"x-stainless-timeout": _Kind.PATIENCE,
-            b"x-stainless-read-timeout": _Kind.PATIENCE,
+            b"x-stainless-timeout": _PATIENCE,
+            b"x-stainless-read-timeout": _PATIENCE,
         }
         self._session_names = {b"x-session-id": b""}
         for name in session_headers:
             self._session_names.update(dict.fromkeys(_spellings(name), name))
-        self._kinds.update(dict.fromkeys(self._session_names, _Kind.SESSION))
+        self._kinds.update(dict.fromkeys(self._session_names, _SESSION))
         if tenant_header is not None:
-            self._kinds[tenant_header] = _Kind.TENANT
+            self._kinds[tenant_header] = _TENANT
         # Clients spell few names and name few targets: each is looked at once. By name as sent, how the
         # line of a header begins that goes on.
         self._lines: dict[bytes, bytes] = {}
         self._targets: dict[bytes, tuple[bytes, str]] = {}
+        # Whole lines as sent: the first ones, and those of headers that are likely to come again.
+        self._starts: dict[bytes, tuple[bytes, bytes, str]] = {}
+        self._seen: dict[bytes, _Line] = {}
 
     def read(self, method: bytes, url: bytes, version: str, headers: list[tuple[bytes, bytes]]) -> Head:
         """Check a head and sort it. Raises `Refused`."""
@@ -158,58 +195,58 @@ class HeadReader:
                 431, f"the request has more than {_MAX_HEADERS} headers", code="too_many_headers"
             )
         kinds, lines = self._kinds, self._lines
-        forward: list[bytes] = []
-        sessions: tuple[tuple[bytes, bytes], ...] = ()
-        key = tenant = request_id = listed = priority = patience_s = None
-        content_type = b""
-        has_body = expects_continue = False
-        hosts = length = 0
+        head = Head(method, target, path, version)
+        forward = head.forward
+        listed: bytes | None = None
+        hosts = 0
         for name, value in headers:
             line = lines.get(name)
             if line is not None:
                 forward.append(line + value + b"\r\n")
                 continue
-            kind = kinds.get(name) or self._kind(name)
+            kind = kinds.get(name)
             if kind is None:
+                kind = self._kind(name)
+            if kind == _FORWARD:
                 forward.append(name.lower() + b": " + value + b"\r\n")
-            elif kind is _TYPE:
-                if content_type:
+            elif kind == _TYPE:
+                if head.content_type:
                     # Servers take the first or the last, and whether a body is read as JSON hangs on it.
                     raise Refused(ErrorKind.BAD_REQUEST, "the request has more than one Content-Type")
-                content_type = value
+                head.content_type = value
                 forward.append(b"content-type: " + value + b"\r\n")
-            elif kind is _HOST:
+            elif kind == _HOST:
                 hosts += 1
-            elif kind is _LENGTH:
+            elif kind == _LENGTH:
                 if len(value) > MAX_DIGITS:
                     raise Refused(ErrorKind.BAD_REQUEST, "the Content-Length has too many digits")
-                length = int(value)
-                has_body = has_body or length > 0
-            elif kind is _SESSION:
+                head.length = int(value)
+                head.has_body = head.has_body or head.length > 0
+            elif kind == _SESSION:
                 # llhttp leaves the spaces after a value in it.
                 if (value := value.strip()) and (canonical := self._session_names[name.lower()]):
-                    sessions += ((canonical, value),)
-            elif kind is _Kind.AUTHORIZATION:
+                    head.sessions += ((canonical, value),)
+            elif kind == _AUTHORIZATION:
                 if value[:7].lower() == b"bearer ":
-                    key = value[7:].strip()
-            elif kind is _Kind.CONNECTION:
+                    head.key = value[7:].strip()
+            elif kind == _CONNECTION:
                 listed = value if listed is None else listed + b"," + value
-            elif kind is _Kind.KEY:
-                key = key or value.strip()
-            elif kind is _Kind.REQUEST_ID:
-                request_id = value.strip()
-            elif kind is _Kind.TENANT:
-                if tenant is not None:
+            elif kind == _KEY:
+                head.key = head.key or value.strip()
+            elif kind == _REQUEST_ID:
+                head.request_id = value.strip()
+            elif kind == _TENANT:
+                if head.tenant is not None:
                     raise Refused(ErrorKind.BAD_REQUEST, "the header that names the tenant is repeated")
-                tenant = value.strip()
-                if len(tenant) > MAX_TENANT:
+                head.tenant = value.strip()
+                if len(head.tenant) > MAX_TENANT:
                     raise Refused(ErrorKind.BAD_REQUEST, f"the tenant's name is over {MAX_TENANT} bytes")
-            elif kind is _Kind.PATIENCE:
-                patience_s = _seconds(value) or patience_s
+            elif kind == _PATIENCE:
+                head.patience_s = _seconds(value) or head.patience_s
                 forward.append(name.lower() + b": " + value + b"\r\n")
-            elif kind is _Kind.PRIORITY:
-                priority = value.strip()
-            elif kind is _Kind.ENCODING:
+            elif kind == _PRIORITY:
+                head.priority = value.strip()
+            elif kind == _ENCODING:
                 if version != "1.1":
                     raise Refused(ErrorKind.BAD_REQUEST, f"HTTP/{version} knows no Transfer-Encoding")
                 if value.strip().lower() != b"chunked":
@@ -218,53 +255,132 @@ class HeadReader:
                         "the only transfer encoding that is understood is 'chunked'",
                         code="unsupported_transfer_encoding",
                     )
-                has_body = True
-            elif kind is _Kind.EXPECT:
+                head.has_body = True
+            elif kind == _EXPECT:
                 if value.strip().lower() != b"100-continue":
                     raise HttpRefused(
                         417, "the only expectation that is met is '100-continue'", code="expectation"
                     )
-                expects_continue = version == "1.1"
-            elif kind is _Kind.UPGRADE:
+                head.expects_continue = version == "1.1"
+            elif kind == _UPGRADE:
                 raise HttpRefused(
                     501, "protocol upgrades (WebSocket, /v1/realtime) are not supported", code="upgrade"
                 )
         if hosts != 1 or version != "1.1":
             _check_version(version, hosts)
         if listed is not None and (extra := listed_in(listed)):
-            forward = [line for line in forward if line[: line.index(b":")] not in extra]
-        if request_id is not None and not (
-            0 < len(request_id) <= _MAX_REQUEST_ID and _REQUEST_ID_BYTES.issuperset(request_id)
-        ):
+            head.forward = [line for line in forward if line[: line.index(b":")] not in extra]
+        if head.request_id is not None and not is_plain_id(head.request_id):
             # It becomes part of the engine's own ids and of log lines, so only a plain one is kept.
-            request_id = None
-        return Head(
-            method,
-            target,
-            path,
-            version,
-            forward,
-            sessions,
-            key,
-            tenant,
-            request_id,
-            content_type,
-            has_body,
-            length,
-            expects_continue,
-            priority,
-            patience_s,
-        )
+            head.request_id = None
+        if version == "1.1" and url in self._targets and len(self._starts) < _MAX_TARGETS:
+            self._starts[b"%b %b HTTP/1.1" % (method, url)] = (method, target, path)
+        return head
 
-    def _kind(self, name: bytes) -> _Kind | None:
-        """The kind of a header, however it is spelled; `None` for one that goes on as it is."""
+    def recognise(self, raw: bytes) -> Head | None:
+        """The head that `raw` is, less the empty line at its end; `None` where that is for a parser to say.
+
+        What is answered is what `read` would answer, and never what it would refuse, whichever parser were
+        asked: a first line and header names that have passed before, values of printable ASCII after one
+        space, a length of digits, one Host, no other encoding, nothing hop-by-hop but `keep-alive`.
+        """
+        lines = raw.split(b"\r\n")
+        start = self._starts.get(lines[0])
+        if start is None or len(lines) > _MAX_HEADERS:
+            return None
+        head = Head(start[0], start[1], start[2], "1.1")
+        forward, seen = head.forward, self._seen
+        hosts = lengths = 0
+        for at in range(1, len(lines)):
+            line = seen.get(lines[at])
+            if line is None:
+                line = self._look_at(lines[at])
+                if line is None:
+                    return None
+            kind = line.kind
+            if kind == _FORWARD:
+                forward.append(line.forward)
+            elif kind == _HOST:
+                hosts += 1
+            elif kind == _TYPE:
+                if head.content_type:
+                    return None
+                head.content_type = line.value
+                forward.append(line.forward)
+            elif kind == _LENGTH:
+                lengths += 1
+                head.length = int(line.value)
+                head.has_body = head.length > 0
+            elif kind == _SESSION:
+                head.sessions += ((line.name, line.value),)
+            elif kind == _AUTHORIZATION:
+                if line.value[:7].lower() == b"bearer ":
+                    head.key = line.value[7:].strip()
+            elif kind == _KEY:
+                head.key = head.key or line.value
+            elif kind == _REQUEST_ID:
+                head.request_id = line.value
+            elif kind == _TENANT:
+                if head.tenant is not None or len(line.value) > MAX_TENANT:
+                    return None
+                head.tenant = line.value
+            elif kind == _PATIENCE:
+                head.patience_s = _seconds(line.value) or head.patience_s
+                forward.append(line.forward)
+            elif kind == _PRIORITY:
+                head.priority = line.value
+            elif kind != _DROP:
+                return None
+        if hosts != 1 or lengths > 1:
+            return None
+        if head.request_id is not None and not is_plain_id(head.request_id):
+            head.request_id = None
+        return head
+
+    def _look_at(self, sent: bytes) -> _Line | None:
+        """What a line says that was not seen before, or that is not kept; `None` where a parser is to say."""
+        name, colon, value = sent.partition(b": ")
+        if not colon or _PLAIN_VALUE.fullmatch(value) is None:
+            return None
+        prefix = self._lines.get(name)
+        kind = _FORWARD if prefix is not None else self._kinds.get(name, _ENCODING)
+        forward = b""
+        if prefix is not None:
+            forward = prefix + value + b"\r\n"
+        elif kind == _LENGTH:
+            # Each request has its own.
+            return _Line(kind, b"", value, b"") if value.isdigit() and len(value) <= _FEW_DIGITS else None
+        elif kind == _SESSION:
+            canonical = self._session_names[name.lower()]
+            return _Line(kind if canonical else _DROP, canonical, value, b"")
+        elif kind in (_AUTHORIZATION, _KEY, _TENANT, _REQUEST_ID):
+            # Secrets are not kept, nor is what hardly ever comes again.
+            return _Line(kind, b"", value, b"")
+        elif kind == _TYPE or kind == _PATIENCE:
+            forward = name.lower() + b": " + value + b"\r\n"
+        elif kind == _CONNECTION or name.lower() == b"proxy-connection":
+            if value.lower() != b"keep-alive":
+                return None
+            kind = _DROP
+        elif kind not in (_DROP, _HOST, _PRIORITY):
+            return None
+        line = _Line(kind, b"", value, forward)
+        if len(sent) <= _MAX_REMEMBERED:
+            if len(self._seen) >= _MAX_LINES:
+                self._seen.clear()
+            self._seen[sent] = line
+        return line
+
+    def _kind(self, name: bytes) -> int:
+        """The kind of a header, however it is spelled."""
         lowered = name.lower()
         kind = self._kinds.get(lowered)
-        if kind is None and self._kinds.get(lowered.replace(b"_", b"-")) is not None:
+        if kind is None:
             # Servers that hand headers on as variables read `content_length` as `content-length`.
-            kind = _Kind.DROP
+            known = self._kinds.get(lowered.replace(b"_", b"-")) is not None
+            kind = _DROP if known else _FORWARD
         if len(name) <= _MAX_REMEMBERED and len(self._lines) + len(self._kinds) < _MAX_NAMES:
-            if kind is None:
+            if kind == _FORWARD:
                 self._lines[name] = lowered + b": "
             else:
                 self._kinds[name] = kind
@@ -292,6 +408,11 @@ def _spellings(name: bytes) -> list[bytes]:
     for part in rest:
         spelled = [before + joint + part for before in spelled for joint in (b"-", b"_")]
     return spelled
+
+
+def is_plain_id(request_id: bytes) -> bool:
+    """Whether a request id can be kept: short, and of letters, digits and a few marks."""
+    return 0 < len(request_id) <= _MAX_REQUEST_ID and _REQUEST_ID_BYTES.issuperset(request_id)
 
 
 def listed_in(connection: bytes) -> frozenset[bytes]:

@@ -6,10 +6,11 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, cast
 from urllib.parse import urlsplit
 
 from router.base.ids import ReplicaId
+from router.dataplane.answer_head import AnswerHeads
 from router.dataplane.limits import Limits
 from router.dataplane.upstream import UpstreamConnection
 
@@ -40,6 +41,7 @@ class Pool:
         "_open",
         "_port",
         "_tls",
+        "answer_heads",
         "answer_line",
         "head_suffix",
         "now",
@@ -70,6 +72,7 @@ class Pool:
         self._idle: deque[UpstreamConnection] = deque()
         self._open: set[UpstreamConnection] = set()
         self._closed = False
+        self.answer_heads = AnswerHeads()
         authorization = f"authorization: Bearer {api_key}\r\n" if api_key else ""
         self.answer_line = f"x-homing-replica: {replica}\r\n".encode("latin-1")
         """What every answer from this replica says of it."""
@@ -108,9 +111,11 @@ class Pool:
     async def connect(self) -> UpstreamConnection:
         """A new connection. Raises `OSError` (`TimeoutError` included) where none can be made."""
         loop = asyncio.get_running_loop()
-        make: Callable[[], UpstreamConnection] = lambda: UpstreamConnection(self, self._limits.head)  # noqa: E731
+        connection = UpstreamConnection(self, self._limits.head)
         async with asyncio.timeout(self._limits.connect_s):
-            transport, connection = await loop.create_connection(make, self._host, self._port, ssl=self._tls)
+            transport, _ = await loop.create_connection(
+                lambda: cast(asyncio.Protocol, connection), self._host, self._port, ssl=self._tls
+            )
         if not connection.usable:
             raise ConnectionResetError(errno.ECONNRESET, "lost as soon as it was made")
         watched = transport.get_extra_info("socket")

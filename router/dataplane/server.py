@@ -7,7 +7,7 @@ import secrets
 import ssl
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, cast
 
 from router.base.clock import Clock
 from router.base.errors import ErrorKind, HomingError, Refused
@@ -105,7 +105,7 @@ class DataPlane:
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(
-                lambda: ClientConnection(self),
+                lambda: cast(asyncio.Protocol, ClientConnection(self)),
                 host,
                 port,
                 backlog=_BACKLOG,

@@ -5,66 +5,55 @@ Knows nothing of routing, retries or clients.
 
 import asyncio
 import ssl
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final
 
 import httptools
 
+from router.dataplane.answer_head import ResponseHead, is_dropped
 from router.dataplane.departure import unacknowledged
 from router.dataplane.head import MAX_DIGITS, listed_in
 
 if TYPE_CHECKING:
     from router.dataplane.pool import Pool
 
-_DROPPED: Final = frozenset(
-    {
-        b"connection",
-        b"content-length",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-        b"x-request-id",
-    }
-)
 
-
-# Headers of nearly every answer that only go on, as servers spell them.
-_LINES: Final = {
-    spelled: name + b": "
-    for name in (b"date", b"server", b"cache-control", b"x-accel-buffering", b"access-control-allow-origin")
-    for spelled in (name, name.title())
-}
-
-
-_NONE: Final[frozenset[bytes]] = frozenset()
-
-
-class ResponseHead(NamedTuple):
-    """A replica's response head. `forward` holds `name: value\\r\\n` lines, ready to be sent on."""
-
-    status: int
-    forward: list[bytes]
-    content_type: bytes
-    content_encoding: bytes
-    length: int | None
-    """Content-Length; `None` where the body is chunked or ends with the connection."""
-
-
-class Receiver(Protocol):
+class Receiver:
     """What an exchange hears from its connection. Nothing follows `on_end` or `on_broken`."""
 
-    def on_head(self, head: ResponseHead) -> None: ...
+    __slots__ = ()
 
-    def on_piece(self, piece: bytes) -> None: ...
+    def on_head(self, head: ResponseHead) -> None:
+        """The head of the answer."""
+        raise NotImplementedError
 
-    def on_end(self) -> None: ...
+    def on_piece(self, piece: bytes) -> None:
+        """Some of its body."""
+        raise NotImplementedError
+
+    def on_end(self) -> None:
+        """It is complete."""
+        raise NotImplementedError
 
     def on_broken(self, why: str, *, answered: bool, taken: bool) -> None:
         """The connection ended or turned to garbage; `answered` = some byte of an answer had come, `taken` =
         the replica's host had acknowledged the whole request, as far as the platform can tell."""
+        raise NotImplementedError
+
+
+# How the answer in progress is read.
+_FRESH: Final = 0
+"""Nothing of it has come."""
+_PARSED: Final = 1
+"""By the parser."""
+_LENGTH: Final = 2
+"""Its head was known: what it misses is counted."""
+_CHUNKS: Final = 3
+"""Its head was known, and everything so far came in whole chunks."""
+
+_LAST_CHUNK: Final = b"0\r\n\r\n"
+_SIZE_DIGITS: Final = 8
+_ZERO: Final = ord("0")
+_PREFIXES: Final = (b"x", b"X")
 
 
 def _said_farewell(tls: ssl.SSLObject) -> bool:
@@ -76,6 +65,9 @@ def _said_farewell(tls: ssl.SSLObject) -> bool:
         return False
 
 
+_NONE: Final[frozenset[bytes]] = frozenset()
+
+
 class _GarbledError(Exception):
     """What the replica sent is not the answer to the request."""
 
@@ -84,8 +76,13 @@ class _EnoughError(_GarbledError):
     """The answer is whole. Whatever follows is no part of it, so the connection is not used again."""
 
 
-class UpstreamConnection(asyncio.Protocol):
-    """Carries one exchange at a time."""
+class UpstreamConnection:
+    """Carries one exchange at a time. An `asyncio.Protocol` in all but name, as `ClientConnection` is.
+
+    An answer whose head is known line by line and whose body is counted, or comes in whole and plain chunks,
+    goes past the parser. At the first thing that is otherwise the parser gets it: from the start, or, in the
+    middle of a stream of chunks, from the head and the chunk that is not plain.
+    """
 
     __slots__ = (
         "_answered",
@@ -103,9 +100,13 @@ class UpstreamConnection(asyncio.Protocol):
         "_keep",
         "_length",
         "_listed",
+        "_missing",
+        "_mode",
+        "_muted",
         "_parser",
         "_paused",
         "_pool",
+        "_raw_head",
         "_receiver",
         "_transport",
         "_unused_bytes",
@@ -123,9 +124,13 @@ class UpstreamConnection(asyncio.Protocol):
         self._head_only = False
         self._paused = False
         self._clogged = False
+        self._muted = False
+        self._raw_head = b""
         self._reset()
 
     def _reset(self) -> None:
+        self._mode = _FRESH
+        self._missing = 0
         self._answered = False
         self._complete = False
         self._keep = False
@@ -182,6 +187,114 @@ class UpstreamConnection(asyncio.Protocol):
             self.abort()
             return
         self._answered = True
+        mode = self._mode
+        if mode == _FRESH:
+            if self._take(data):
+                return
+            self._mode = _PARSED
+        elif mode == _CHUNKS:
+            data = self._take_chunks(data)
+            if not data:
+                return
+            self._parse_from_here()
+        elif mode == _LENGTH:
+            self._take_counted(data)
+            return
+        self._parse(data)
+
+    # --- plain answers ------------------------------------------------------------------------------
+
+    def _take(self, data: bytes) -> bool:
+        """Take the beginning of a plain answer. False, and nothing done, where it is for the parser."""
+        end = data.find(b"\r\n\r\n", 0, self._head_limit)
+        if end < 0 or self._head_only:
+            return False
+        recognised = self._pool.answer_heads.recognise(data[:end])
+        if recognised is None:
+            return False
+        head, chunked = recognised
+        length = head.length
+        if length is not None and len(data) - end - 4 > length:
+            return False
+        receiver = self._receiver
+        assert receiver is not None
+        self._in_head = False
+        self._content_type = head.content_type
+        self._length = length
+        self._chunked = chunked
+        if chunked:
+            self._mode = _CHUNKS
+            self._raw_head = data[: end + 4]
+            receiver.on_head(head)
+            rest = self._take_chunks(data[end + 4 :]) if len(data) > end + 4 else b""
+            if rest:
+                self._parse_from_here()
+                self._parse(rest)
+            return True
+        assert length is not None
+        self._mode = _LENGTH
+        self._missing = length
+        receiver.on_head(head)
+        self._take_counted(data[end + 4 :])
+        return True
+
+    def _take_counted(self, data: bytes) -> None:
+        """Some more of a body whose length is known."""
+        receiver = self._receiver
+        if receiver is None:
+            return  # it gave this answer up
+        size, missing = len(data), self._missing
+        whole = size <= missing
+        if not whole:
+            # Something follows that nobody asked for.
+            data = data[:missing]
+        self._missing = missing - len(data)
+        if data:
+            receiver.on_piece(data)
+        if not self._missing and self._receiver is not None:
+            self._finish(keep=whole)
+
+    def _take_chunks(self, data: bytes) -> bytes:
+        """Whole chunks, as many as there are; the answer is what is left for the parser."""
+        at, size = 0, len(data)
+        while at < size:
+            receiver = self._receiver
+            if receiver is None:
+                return b""  # it gave this answer up
+            line_end = data.find(b"\r\n", at, at + _SIZE_DIGITS + 2)
+            digits = data[at:line_end] if line_end > 0 else b""
+            # Neither a sign nor a prefix, which Python would read, and no zero in front.
+            if not digits.isalnum() or digits[0] == _ZERO or digits[1:2] in _PREFIXES:
+                break
+            try:
+                length = int(digits, 16)
+            except ValueError:
+                break
+            start = line_end + 2
+            end = start + length
+            if data[end : end + 2] != b"\r\n":
+                break
+            at = end + 2
+            receiver.on_piece(data[start:end])
+        if self._receiver is None:
+            return b""
+        rest = data[at:] if at else data
+        if rest == _LAST_CHUNK:
+            self._finish(keep=True)
+            return b""
+        return rest
+
+    def _parse_from_here(self) -> None:
+        """Have the parser go on between two chunks: it is told of the head, and tells nobody."""
+        self._mode = _PARSED
+        self._muted = True
+        self._parser.feed_data(self._raw_head)
+        self._muted = False
+        self._raw_head = b""
+
+    # --- all others ---------------------------------------------------------------------------------
+
+    def _parse(self, data: bytes) -> None:
         self._unused_bytes += len(data)
         try:
             self._parser.feed_data(data)
@@ -211,6 +324,7 @@ class UpstreamConnection(asyncio.Protocol):
     def _finish(self, *, keep: bool) -> None:
         receiver, self._receiver = self._receiver, None
         self._reset()
+        self._raw_head = b""
         if keep and not self._clogged:
             self.resume()
             self._pool.put(self)
@@ -258,13 +372,9 @@ class UpstreamConnection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head:
-            return  # a trailer
-        line = _LINES.get(name)
-        if line is not None:
-            self._forward.append(line + value + b"\r\n")
-            return
+            return  # a trailer, or a head that is known already
         name = name.lower()
-        if name not in _DROPPED:
+        if not is_dropped(name):
             if name == b"content-type":
                 self._content_type = value
             elif name == b"content-encoding":
@@ -272,6 +382,7 @@ class UpstreamConnection(asyncio.Protocol):
             elif name == b"location":
                 value = self._pool.local_location(value)
             self._forward.append(name + b": " + value + b"\r\n")
+            self._pool.answer_heads.note(name)
         elif name == b"content-length":
             if len(value) > MAX_DIGITS:
                 raise _GarbledError("sent a Content-Length of too many digits")
@@ -284,6 +395,8 @@ class UpstreamConnection(asyncio.Protocol):
             self._listed |= listed_in(value)
 
     def on_headers_complete(self) -> None:
+        if self._muted:
+            return
         if self._complete:
             raise _GarbledError("sent a second answer to one request")
         status = self._parser.get_status_code()
@@ -292,6 +405,7 @@ class UpstreamConnection(asyncio.Protocol):
                 raise _GarbledError(f"answered with status {status}")
             unused = self._unused_bytes
             self._reset()
+            self._mode = _PARSED
             self._answered = self._interim = True
             self._unused_bytes = unused
             return

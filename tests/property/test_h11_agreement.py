@@ -107,6 +107,14 @@ class Recorder(ClientConnection):
         self.lines.append((self._url, self._parser.get_http_version().encode(), self._headers))
         super().on_headers_complete()
 
+    def _take(self, data: bytes) -> bool:
+        known = len(self.taken)
+        self.lines.append(as_it_lies(data))
+        taken = super()._take(data)
+        if len(self.taken) == known and not taken:
+            self.lines.pop()  # the parser will say what it holds
+        return taken
+
     def _run(self, head: Head, tenant: TenantId | None, content: bytes, keep_alive: bool) -> None:
         url, version, headers = self.lines[len(self.taken)]
         named = [(name.lower(), value.strip(b" \t")) for name, value in headers]
@@ -120,6 +128,14 @@ class Recorder(ClientConnection):
         self.refusal = refusal
         self._refusal = None
         self._reading = Reading.NOTHING
+
+
+def as_it_lies(data: bytes) -> tuple[bytes, bytes, list[tuple[bytes, bytes]]]:
+    """Target, version and headers of a request that goes past the parser: what its bytes say to the eye."""
+    first, *rest = data.partition(b"\r\n\r\n")[0].split(b"\r\n")
+    target = first.split(b" ")[1] if first.count(b" ") == 2 else b""
+    headers = [(name, value) for name, _, value in (line.partition(b":") for line in rest)]
+    return target, b"1.1", headers
 
 
 def ours(pieces: list[bytes]) -> Verdict:

@@ -1,0 +1,199 @@
+"""What a request costs the router itself: `python tests/bench/request_path.py`. Prints, asserts nothing.
+
+The real client connection, exchange, upstream connection, engine and observers, between transports that
+only count. So it measures neither sockets nor the event loop, and a run is a second: the tool for work on
+the hot path, where `make bench` is the judge. Bodies and answers are those of `make bench`.
+
+    python tests/bench/request_path.py [--only 2k] [--rounds N] [--profile [SORT]]
+
+`--profile` prints cProfile's table instead, with calls a request. Compiled functions show in it only as
+far as they are called from Python.
+"""
+
+import argparse
+import asyncio
+import cProfile
+import gc
+import pstats
+from collections.abc import Callable, Sequence
+from random import Random
+from time import perf_counter_ns
+
+import router
+from loadtest.bench import answers
+from loadtest.bench.loads import CHUNKS, LOADS, Load, requests
+from router.base.clock import SystemClock
+from router.base.heap import settle_heap
+from router.base.ids import ReplicaId
+from router.core.engine import Engine
+from router.core.fleet import ModelCard, ReplicaSpec, Report
+from router.core.plan import Plan
+from router.core.strategies.priced import Priced
+from router.dataplane.client import ClientConnection
+from router.dataplane.limits import Limits
+from router.dataplane.routing import Routing
+from router.dataplane.server import DataPlane
+from router.dataplane.upstream import UpstreamConnection
+from router.settings.routes import RouteTable
+from router.telemetry.counters import Counters
+from router.telemetry.fanout import Fanout
+from router.telemetry.health_log import HealthLog
+from router.telemetry.recent import RecentDecisions
+
+# What one read of a busy socket brings at most, as uvloop reads.
+READ_BYTES = 256 * 1024
+
+
+class Wire(asyncio.Transport):
+    """A transport that takes everything and sends nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken = 0
+        self.writes = 0
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.taken += len(data)
+        self.writes += 1
+
+    def writelines(self, parts: object) -> None:
+        self.writes += 1
+
+    def is_closing(self) -> bool:
+        return False
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Path:
+    """A plane with one idle connection to each replica, and clients of it."""
+
+    def __init__(self, load: Load) -> None:
+        clock = SystemClock()
+        plans = [Plan(name="home", strategy=Priced())]
+        observers = Fanout((Counters(), RecentDecisions(clock), HealthLog()))
+        self.engine = Engine(plans, rng=Random(1), observer=observers)
+        specs = [ReplicaSpec(ReplicaId(f"r{n}"), f"http://r{n}:8000") for n in range(load.upstreams)]
+        self.engine.set_replicas(specs, clock.now())
+        for spec in specs:
+            self.engine.probe_passed(spec.id, clock.now())
+            self.engine.report(spec.id, Report(1.0, 3.0, 0.0, 0.4, 1_048_576), clock.now())
+            self.engine.models(spec.id, (ModelCard("bench", b"{}"),), clock.now())
+        # The connections are never idle for long here, whatever the speed of the machine.
+        limits = Limits(upstream_idle_s=float("inf"))
+        self.plane = DataPlane(
+            self.engine, Routing(plans, RouteTable(()), secret=b"s"), clock=clock, limits=limits
+        )
+        self.plane.set_replicas(specs, {}, {})
+        self.upstreams: list[UpstreamConnection] = []
+        for spec in specs:
+            pool = self.plane.pools[spec.id]
+            connection = UpstreamConnection(pool, limits.head)
+            connection.connection_made(Wire())
+            pool.put(connection)
+            self.upstreams.append(connection)
+        self.client = ClientConnection(self.plane)
+        self.wire = Wire()
+        self.client.connection_made(self.wire)
+
+    def busy(self) -> UpstreamConnection:
+        """The connection that has the request."""
+        return next(one for one in self.upstreams if not one.usable)
+
+
+def run_requests(path: Path, load: Load, wanted: Sequence[bytes], count: int) -> float:
+    """Microseconds a request: the client's reads, the sending, the answer in one read."""
+    answer = answers.plain(b"200 OK", b"application/json", answers.chat_body(0))
+    pieces = [[one[at : at + READ_BYTES] for at in range(0, len(one), READ_BYTES)] for one in wanted]
+    receive = path.client.data_received
+    before = path.wire.taken
+    spent = 0
+    for number in range(count):
+        reads = pieces[number % len(pieces)]
+        begun = perf_counter_ns()
+        for read in reads:
+            receive(read)
+        spent += perf_counter_ns() - begun
+        upstream = path.busy()
+        begun = perf_counter_ns()
+        upstream.data_received(answer)
+        spent += perf_counter_ns() - begun
+    if path.wire.taken < before + count * len(answers.chat_body(0)):
+        raise SystemExit(f"{load.name}: requests were not answered")
+    return spent / count / 1000
+
+
+def run_chunks(path: Path, load: Load, wanted: Sequence[bytes], count: int) -> float:
+    """Microseconds a chunk of a stream, each in a read of its own. The request is not timed."""
+    tokens = [answers.chunked(answers.token_event(0, last=False)) % stamp for stamp in range(CHUNKS)]
+    end = b"".join(
+        (
+            answers.chunked(answers.token_event(0, last=True)) % 0,
+            answers.chunked(answers.usage_event(0)),
+            answers.chunked(answers.DONE_EVENT),
+            answers.LAST_CHUNK,
+        )
+    )
+    spent = 0
+    for number in range(count // CHUNKS):
+        path.client.data_received(wanted[number % len(wanted)])
+        upstream = path.busy()
+        upstream.data_received(answers.STREAM_HEAD)
+        receive = upstream.data_received
+        begun = perf_counter_ns()
+        for token in tokens:
+            receive(token)
+        spent += perf_counter_ns() - begun
+        upstream.data_received(end)
+    return spent / (count // CHUNKS * CHUNKS) / 1000
+
+
+def measure(load: Load, rounds: int) -> tuple[str, float]:
+    path = Path(load)
+    wanted = requests(load)
+    run: Callable[[Path, Load, Sequence[bytes], int], float] = run_chunks if load.streams else run_requests
+    count = max(200, load.requests // 5) if not load.streams else 200 * CHUNKS
+    run(path, load, wanted, count)
+    return load.unit, min(run(path, load, wanted, count) for _ in range(rounds))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", action="append", default=[], choices=[load.name for load in LOADS])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--profile", nargs="?", const="tottime", metavar="SORT")
+    arguments = parser.parse_args()
+    settle_heap()
+    print(f"homing {router.__version__}, {router.__file__}")
+    for load in LOADS:
+        if arguments.only and load.name not in arguments.only:
+            continue
+        gc.collect()
+        if not arguments.profile:
+            unit, took = measure(load, arguments.rounds)
+            print(f"{load.title:20} {took:8.2f} µs a {unit}")
+            continue
+        path, wanted = Path(load), requests(load)
+        run = run_chunks if load.streams else run_requests
+        run(path, load, wanted, 200)
+        profile = cProfile.Profile()
+        profile.runcall(run, path, load, wanted, 2000)
+        table = pstats.Stats(profile).sort_stats(arguments.profile)
+        print(f"{load.title}: {table.total_calls / 2000:.0f} calls a {load.unit}")  # type: ignore[attr-defined]
+        table.print_stats(40)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""Heads that go past the parser are read as the parser and `HeadReader.read` would read them."""
+
+import httptools
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.base.errors import Refused
+from router.dataplane.head import Head, HeadReader
+
+START = b"POST /v1/chat/completions HTTP/1.1"
+
+PLAIN = [
+    b"Host: r",
+    b"Accept: application/json",
+    b"Connection: keep-alive",
+    b"Proxy-Connection: Keep-Alive",
+    b"Accept-Encoding: gzip, deflate",
+    b"User-Agent: OpenAI/Python 2.8.0",
+    b"Content-Type: application/json",
+    b"X-Session-ID: agent-7",
+    b"x_session_id: agent 8",
+    b"Authorization: Bearer k1",
+    b"X-API-Key: k2",
+    b"X-Request-ID: 1f:2",
+    b"Content-Length: 12",
+    b"traceparent: 00-1-2-01",
+    b"X-Team: blue",
+    b"X-Homing-Priority: high",
+    b"X-Stainless-Timeout: 600",
+    b"x-stainless-read-timeout: soon",
+    b"Content_Length: 7",
+]
+
+ODD = [
+    b"Host : r",
+    b"Accept:application/json",
+    b"Accept:  application/json",
+    b"Accept: a ",
+    b"Accept: a\tb",
+    b"Accept: \xe9",
+    b"Accept: a\x00b",
+    b"Accept: a\nX-Team: b",
+    b"Accept: a\rb",
+    b"Accept: ",
+    b"Accept",
+    b" folded",
+    b"Connection: close",
+    b"Connection: X-Team",
+    b"Proxy-Connection: close",
+    b"Content-Length: +12",
+    b"Content-Length: 0012",
+    b"Content-Length: 1_2",
+    b"Content-Length: 12, 12",
+    b"Content-Length: 99999999999999999999999",
+    b"Transfer-Encoding: chunked",
+    b"Expect: 100-continue",
+    b"Upgrade: websocket",
+    b"X-Request-ID: a b",
+    b"X-Tenant: blue",
+    b"X-Tenant: " + b"b" * 300,
+    b"Authorization: Basic eA==",
+    b"X-New: 1",
+    b"X New: 1",
+    b"x-team: " + b"v" * 200,
+]
+
+STARTS = [
+    START,
+    b"GET /v1/models HTTP/1.1",
+    b"POST  /v1/chat/completions HTTP/1.1",
+    b"POST /v1/chat/completions HTTP/1.0",
+    b"POST /v1/chat/completions?a=b HTTP/1.1",
+    b"POST /other HTTP/1.1",
+    b"",
+]
+
+
+class Parsed:
+    """What a parser hands out of one head."""
+
+    def __init__(self, raw: bytes) -> None:
+        self.url = b""
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.whole = False
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.feed_data(raw + b"\r\n\r\n")
+
+    def on_url(self, url: bytes) -> None:
+        self.url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        self.whole = True
+
+
+def parsed(reader: HeadReader, raw: bytes) -> Head:
+    """The head by way of the parser. Raises `Refused` and what the parser raises."""
+    it = Parsed(raw)
+    assert it.whole, "the parser waits for more"
+    return reader.read(it.parser.get_method(), it.url, it.parser.get_http_version(), it.headers)
+
+
+def seen(head: Head) -> dict[str, object]:
+    return {name: getattr(head, name) for name in vars(Head) if not name.startswith("_")}
+
+
+def reader() -> HeadReader:
+    """One that has seen the usual clients."""
+    made = HeadReader([b"x-session-id"], b"x-tenant")
+    for start in (START, b"GET /v1/models HTTP/1.1"):
+        parsed(made, b"\r\n".join([start, *PLAIN]))
+    return made
+
+
+LINES = st.lists(st.one_of(st.sampled_from(PLAIN), st.sampled_from(PLAIN + ODD)), min_size=0, max_size=12)
+
+
+@given(start=st.sampled_from([START, START, *STARTS]), lines=LINES, host=st.booleans())
+def test_what_is_recognised_is_what_the_parser_reads(start: bytes, lines: list[bytes], host: bool) -> None:
+    raw = b"\r\n".join([start, *([b"Host: r"] if host else []), *lines])
+    one, other = reader(), reader()
+    for _ in range(2):  # the second time, from memory
+        head = one.recognise(raw)
+        if head is not None:
+            assert seen(head) == seen(parsed(other, raw))
+
+
+def test_the_head_of_an_agent_is_recognised_and_from_then_on_by_its_lines() -> None:
+    known = reader()
+    raw = b"\r\n".join([START, *(line for line in PLAIN if line != b"x_session_id: agent 8")])
+    for _ in range(2):
+        head = known.recognise(raw)
+        assert head is not None
+        assert (head.path, head.length, head.sessions) == (
+            "/v1/chat/completions",
+            12,
+            ((b"x-session-id", b"agent-7"),),
+        )
+        assert head.key == b"k1"
+        assert b"accept: application/json\r\n" in head.forward
+        assert b"traceparent: 00-1-2-01\r\n" in head.forward
+
+
+@pytest.mark.parametrize("odd", [b"Content-Length: 3", b"Host: s", b"Content-Type: text/plain"])
+def test_what_may_be_there_once_only_is_left_to_the_parser(odd: bytes) -> None:
+    assert reader().recognise(b"\r\n".join([START, *PLAIN, odd])) is None
+
+
+def test_a_target_or_a_name_that_never_passed_is_left_to_the_parser() -> None:
+    known = reader()
+    with pytest.raises(Refused):
+        parsed(known, b"POST /v1/%2e HTTP/1.1\r\nHost: r")
+    assert known.recognise(b"POST /v1/%2e HTTP/1.1\r\nHost: r") is None
+    assert known.recognise(b"\r\n".join([START, b"Host: r", b"X-Never: 1"])) is None
+
+
+def test_secrets_are_not_kept_and_what_is_kept_is_bounded() -> None:
+    known = reader()
+    for number in range(5000):
+        assert known.recognise(b"%b\r\nHost: r\r\nAccept: %d\r\nX-API-Key: s3cret" % (START, number))
+    assert len(known._seen) <= 4096
+    assert not any(b"s3cret" in line for line in known._seen)
