@@ -5,9 +5,15 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 BENCH_VENV := .venv-bench
 ENGINE_VENV := .venv-engine
+BUILT_VENV := .venv-built
+SOURCES := pyproject.toml hatch_build.py $(shell find router policies -name '*.py' -o -name '*.yaml')
+
+# What a compiled build is tested with, and by: all that the hot path can be seen by.
+TEST_TOOLS := h11 hypothesis pytest pytest-asyncio pytest-timeout pytest-xdist trustme
+COMPILED_TESTS := $(addprefix tests/,unit/core unit/dataplane unit/telemetry contract property integration)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types check smoke bench bench-memory engine-env engine-test calibrate format wheel clean
+.PHONY: help demo test test-compiled lint types check smoke bench bench-memory engine-env engine-test calibrate format wheel clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -15,13 +21,13 @@ help: ## this list
 $(VENV)/.installed-run: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Homing needs Python 3.11 or newer; this is %s. Try: make PYTHON=python3.12 ..." % sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	HOMING_COMPILE=0 $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
 	@touch $@
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Homing needs Python 3.11 or newer; this is %s. Try: make PYTHON=python3.12 ..." % sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	HOMING_COMPILE=0 $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@ $(VENV)/.installed-run
 
 demo: $(VENV)/.installed-run ## three simulated replicas, the proxy, a few agent sessions
@@ -29,6 +35,11 @@ demo: $(VENV)/.installed-run ## three simulated replicas, the proxy, a few agent
 
 test: $(STAMP) ## the whole test suite
 	$(BIN)/python -m pytest -n 2 tests
+
+test-compiled: $(BUILT_VENV)/.installed ## the tests of core and data plane, on the compiled modules
+	@$(BUILT_VENV)/bin/homing --version | grep compiled || { echo "this build is pure: HOMING_COMPILE=1 says why"; exit 1; }
+	$(BUILT_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(TEST_TOOLS)
+	PYTHONSAFEPATH=1 $(BUILT_VENV)/bin/python -m pytest -n 2 $(COMPILED_TESTS)
 
 lint: $(STAMP) ## format, lint, import contracts, a test for each module
 	$(BIN)/ruff format --check .
@@ -51,11 +62,18 @@ $(BENCH_VENV)/.installed: Makefile
 	$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check vllm-router==0.1.17 sglang-router==0.3.2
 	@touch $@
 
-bench: $(VENV)/.installed-run $(BENCH_VENV)/.installed ## processor time and latency beside other proxies (Linux)
-	$(BIN)/python -m loadtest.bench --programs $(BENCH_VENV) --unpack
+# Not editable, so with the hot path compiled where there is a C compiler: what users install.
+$(BUILT_VENV)/.installed: $(SOURCES)
+	$(PYTHON) -m venv $(BUILT_VENV)
+	$(BUILT_VENV)/bin/python -m pip install --quiet --disable-pip-version-check .
+	@$(BUILT_VENV)/bin/homing --version
+	@touch $@
 
-bench-memory: $(VENV)/.installed-run ## memory with idle clients, open streams, slow readers, waiting bodies (Linux)
-	$(BIN)/python -m loadtest.bench.memory
+bench: $(BUILT_VENV)/.installed $(BENCH_VENV)/.installed ## processor time and latency beside other proxies (Linux)
+	$(BUILT_VENV)/bin/python -m loadtest.bench --programs $(BENCH_VENV) --unpack
+
+bench-memory: $(BUILT_VENV)/.installed ## memory with idle clients, open streams, slow readers, waiting bodies (Linux)
+	$(BUILT_VENV)/bin/python -m loadtest.bench.memory
 
 # A real vLLM on the processor, in an environment of its own. Without dependencies: the lists pin them all, and
 # those that vLLM names but this build does not need are built for CUDA and break its import.
@@ -82,4 +100,4 @@ wheel: $(STAMP) ## build the wheel into dist/
 	$(BIN)/python -m build --wheel --outdir dist .
 
 clean: ## remove what the targets above made
-	rm -rf $(VENV) $(BENCH_VENV) $(ENGINE_VENV) dist .pytest_cache .mypy_cache .ruff_cache .coverage
+	rm -rf $(VENV) $(BENCH_VENV) $(ENGINE_VENV) $(BUILT_VENV) dist .pytest_cache .mypy_cache .ruff_cache .coverage

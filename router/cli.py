@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TextIO, TypeVar
 
 from router import __version__
+from router.base.build import kind_of_build
 from router.base.errors import HomingError, SettingsError
 from router.base.heap import settle_heap
 from router.base.system import allow_open_files
@@ -114,13 +115,17 @@ async def _serve_until_stopped(settings: "Settings", read: "Read") -> int:
     return 0
 
 
+def _version() -> str:
+    return f"homing {__version__} ({kind_of_build()})"
+
+
 def _announce(router: "Router") -> None:
     config = router.config
     fleet = router.engine.replicas(router.clock.now())
     well = sum(status.health == "healthy" for status in fleet)
     replicas = "1 replica" if len(fleet) == 1 else f"{len(fleet)} replicas"
     _say(
-        f"homing {__version__}: {'http' if config.tls is None else 'https'}://{config.listen.host}:{router.dataplane.port}"
+        f"{_version()}: {'http' if config.tls is None else 'https'}://{config.listen.host}:{router.dataplane.port}"
         f" -> {replicas} ({well} healthy), policy {router.engine.plans[0].name};"
         f" admin http://{config.admin.listen.host}:{router.admin.port}"
     )
@@ -351,7 +356,7 @@ def _parser() -> argparse.ArgumentParser:
         description="A session-affinity router for vLLM: each turn goes to the replica that holds its KV.",
         epilog="Exit status: 0 good, 1 input that was refused (with the reason), 2 usage.",
     )
-    parser.add_argument("--version", action="version", version=f"homing {__version__}")
+    parser.add_argument("--version", action="version", version=_version())
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     serve = commands.add_parser("serve", help="run the router")

@@ -6,6 +6,15 @@ from collections.abc import Callable, Mapping
 import pytest
 import uvloop
 
+import router
+from router.base.build import kind_of_build
+
+
+def pytest_report_header() -> str:
+    """The tests of the hot path run on either build."""
+    return f"homing: {kind_of_build()}, {router.__file__}"
+
+
 # Tests of these folders meet sockets, where the loops differ; elsewhere one loop is as good as the other.
 _ON_BOTH = ("integration",)
 # Client libraries do not care which loop the router runs on, so it runs on the one that it will.

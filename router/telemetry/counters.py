@@ -18,14 +18,67 @@ from router.core.request import Turn
 from router.telemetry.histogram import Histogram
 
 # From a warm short prompt to a cold long one behind a queue.
-TTFT_BOUNDS_S: Final[tuple[float, ...]] = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-DURATION_BOUNDS_S: Final[tuple[float, ...]] = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+TTFT_BOUNDS_S: Final[tuple[float, ...]] = (
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    120.0,
+)
+DURATION_BOUNDS_S: Final[tuple[float, ...]] = (
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    120.0,
+    300.0,
+    600.0,
+)
 # From a round trip to the longest that any policy should let a turn wait.
-WAIT_BOUNDS_S: Final[tuple[float, ...]] = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
+WAIT_BOUNDS_S: Final[tuple[float, ...]] = (
+    0.01,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    120.0,
+    300.0,
+    900.0,
+)
 # Shares of the time that was seen; the last doubles it.
 TTFT_ERROR_BOUNDS: Final[tuple[float, ...]] = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
 # 0 has a bucket of its own: the prediction was right to the token. 16 and 64 are common block sizes.
-ERROR_BOUNDS_TOKENS: Final[tuple[float, ...]] = (0.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0)
+ERROR_BOUNDS_TOKENS: Final[tuple[float, ...]] = (
+    0.0,
+    16.0,
+    64.0,
+    256.0,
+    1024.0,
+    4096.0,
+    16384.0,
+    65536.0,
+    262144.0,
+)
 
 # Replicas come and go under discovery. The names that went are dropped when metrics are read; where nobody
 # reads them, this is how many are kept.

@@ -13,6 +13,7 @@ from opentelemetry.sdk.metrics.export import (
 )
 
 import router
+from router.base.build import kind_of_build
 from router.base.clock import Clock
 from router.base.errors import ErrorKind
 from router.base.ids import ReplicaId
@@ -95,9 +96,9 @@ class Metrics:
         return [
             build.gauge(
                 "homing_info",
-                "The router's version, as a label.",
+                "The router's version and whether its hot path is compiled, as labels.",
                 "1",
-                [({"version": router.__version__}, 1)],
+                [({"version": router.__version__, "build": kind_of_build()}, 1)],
             ),
             build.gauge(
                 "homing_start_time_seconds",

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from router import __version__
+from router.base.build import kind_of_build
 from router.cli import main
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
@@ -52,7 +53,7 @@ def usage_error(*arguments: str) -> int:
 
 def test_version_is_the_packages(capsys):
     assert usage_error("--version") == 0
-    assert capsys.readouterr().out == f"homing {__version__}\n"
+    assert capsys.readouterr().out == f"homing {__version__} ({kind_of_build()})\n"
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,8 @@ def test_serve_starts_with_its_replica_down_answers_503_and_stops_at_sigterm():
     try:
         announced = process.stdout.readline()
         match = re.fullmatch(
-            rf"homing {__version__}: (http://\S+) -> 1 replica \(0 healthy\), policy home; admin (http://\S+)\n",
+            rf"homing {__version__} \({kind_of_build()}\): (http://\S+) -> 1 replica \(0 healthy\),"
+            r" policy home; admin (http://\S+)\n",
             announced,
         )
         assert match is not None, announced

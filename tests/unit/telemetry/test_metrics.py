@@ -294,4 +294,15 @@ def test_the_document_queries_only_metrics_that_exist(metrics: Metrics) -> None:
 def test_label_values_never_come_from_clients(counters: Counters) -> None:
     text = Metrics(counters, Fleet(status(A, None)), Plane(), ManualClock(100.0)).text()
     labels = set(re.findall(r'(\w+)="', text))
-    assert labels == {"replica", "kind", "end", "policy", "outcome", "state", "le", "version", "status"}
+    assert labels == {
+        "replica",
+        "kind",
+        "end",
+        "policy",
+        "outcome",
+        "state",
+        "le",
+        "version",
+        "build",
+        "status",
+    }
