@@ -356,7 +356,7 @@ class HeadReader:
         elif kind in (_AUTHORIZATION, _KEY, _TENANT, _REQUEST_ID):
             # Secrets are not kept, nor is what hardly ever comes again.
             return _Line(kind, b"", value, b"")
-        elif kind == _TYPE or kind == _PATIENCE:
+        elif kind in (_TYPE, _PATIENCE):
             forward = name.lower() + b": " + value + b"\r\n"
         elif kind == _CONNECTION or name.lower() == b"proxy-connection":
             if value.lower() != b"keep-alive":
