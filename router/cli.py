@@ -74,7 +74,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         loaded = config_from_flags(
             arguments.replica, arguments.policy, arguments.listen, arguments.admin, base=base, code=code
         )
-        return Settings(loaded, load_secrets(loaded, os.environ))
+        return Settings(loaded, load_secrets(loaded, os.environ), os.environ)
 
     settings = read(None)
     _log_to_stderr(arguments)
@@ -93,10 +93,10 @@ def _log_to_stderr(arguments: argparse.Namespace) -> None:
 async def _serve_until_stopped(settings: "Settings", read: "Read") -> int:
     from router.wiring import Router
 
-    router = Router(settings.loaded, settings.secrets, read=read)
+    router = Router(settings.loaded, settings.secrets, environ=settings.environ, read=read)
     for notice in router.notices:
         _say(f"note: {notice}", sys.stderr)
-    if not router.config.replicas:
+    if not router.config.replicas and not router.config.discovery:
         _say("note: no replicas: every request is refused; give --replica or a config", sys.stderr)
     reloads = TaskOwner()
     _reload_at_hangup(router, reloads)
