@@ -14,7 +14,7 @@ from loadtest.bench import machine
 from loadtest.calibrate import counts, times
 from loadtest.calibrate.episodes import LIMITS, rounds
 from loadtest.calibrate.errors import CalibrateError
-from loadtest.calibrate.measure import measure
+from loadtest.calibrate.measure import measure, warm_up
 from loadtest.calibrate.scenarios import by_chance, rules
 from loadtest.calibrate.server import server
 
@@ -71,8 +71,14 @@ async def _measurement(python: Path, model: Path) -> times.Measurement:
             "vLLM": await engine.version(),
             "model": _MODEL_NAME,
         }
+        await warm_up(engine)
+        before = await engine.counters()
         measured = await measure(engine, list(rounds(0)))
-    return times.Measurement(about, LIMITS, tuple(measured))
+        after = await engine.counters()
+    totals = times.Totals(
+        after.queries - before.queries, after.hits - before.hits, after.preemptions - before.preemptions
+    )
+    return times.Measurement(about, LIMITS, totals, tuple(measured))
 
 
 def _report(measurement: times.Measurement, *, record: bool) -> int:

@@ -33,11 +33,14 @@ class MeasuredRound(NamedTuple):
     requests: tuple[Measured, ...]
 
 
+async def warm_up(server: Server) -> None:
+    """The first prompts of an engine pay for what is made on first use."""
+    for number, tokens in enumerate(_WARM_UP):
+        await server.ask(_tokens(Piece(f"warm up {number}", tokens)), 4)
+
+
 async def measure(server: Server, rounds: Sequence[Round]) -> list[MeasuredRound]:
     """Send them one round after the other."""
-    for number, tokens in enumerate(_WARM_UP):
-        # The first prompts of an engine pay for what is made on first use.
-        await server.ask(_tokens(Piece(f"warm up {number}", tokens)), 4)
     return [await _round(server, one) for one in rounds]
 
 

@@ -8,7 +8,6 @@ from typing import NamedTuple
 from loadtest.calibrate.measure import Measured, MeasuredRound
 from loadtest.calibrate.script import Limits, Texts, block_hashes
 from router.simulator.model import EngineModel, Finished, FirstToken, Job
-from router.simulator.settings import ReplicaSettings
 
 
 class Outside(NamedTuple):
@@ -58,10 +57,9 @@ class Jobs:
 
 
 def play(
-    rounds: Sequence[MeasuredRound], jobs: Jobs, settings: ReplicaSettings, outside: Outside
+    rounds: Sequence[MeasuredRound], jobs: Jobs, model: EngineModel, outside: Outside
 ) -> list[Predicted]:
-    """Every round on one replica, each when the one before it has ended."""
-    model = EngineModel(settings, token_events=False)
+    """Every round on one new replica, each when the one before it has ended."""
     now = 0.0
     predicted: list[Predicted] = []
     for number, one in enumerate(rounds):

@@ -10,6 +10,7 @@ from loadtest.calibrate.fit import pattern_search
 from loadtest.calibrate.measure import Measured, MeasuredRound
 from loadtest.calibrate.predict import Errors, Jobs, Outside, Predicted, errors, log_error, play
 from loadtest.calibrate.script import Limits, Piece, Submit
+from router.simulator.model import EngineModel
 from router.simulator.settings import ReplicaSettings
 
 CONSTANT: Final[Mapping[str, float]] = {"prefill_tps": 5000.0, "decode_tps": 100.0, "request_ms": 3.0}
@@ -24,11 +25,20 @@ GROWING: Final[Mapping[str, float]] = {
 }
 
 
+class Totals(NamedTuple):
+    """What the engine's counters went up by."""
+
+    queries: int
+    hits: int
+    preemptions: int
+
+
 class Measurement(NamedTuple):
     """What was measured, and on what."""
 
     about: Mapping[str, str]
     limits: Limits
+    totals: Totals
     rounds: tuple[MeasuredRound, ...]
 
 
@@ -57,7 +67,7 @@ def fit(measurement: Measurement, start: Mapping[str, float]) -> Fitted:
     jobs = Jobs(rounds, limits)
 
     def predict(parameters: Mapping[str, float]) -> list[Predicted]:
-        return play(rounds, jobs, *settings(limits, parameters))
+        return _played(rounds, jobs, limits, parameters)
 
     def loss(parameters: Mapping[str, float]) -> float:
         return log_error([one for one in predict(parameters) if one.round in fitting])
@@ -72,18 +82,34 @@ def tested(
 ) -> Mapping[str, Errors]:
     """The errors of rounds by their kind, and of all."""
     rounds, limits = measurement.rounds, measurement.limits
-    predicted = play(rounds, Jobs(rounds, limits), *settings(limits, parameters))
+    predicted = _played(rounds, Jobs(rounds, limits), limits, parameters)
     chosen = [one for one in predicted if one.round in numbers]
     kinds = sorted({one.kind for one in chosen})
     by_kind = {kind: errors([one for one in chosen if one.kind == kind]) for kind in kinds}
     return {**by_kind, "all": errors(chosen)}
 
 
+def _played(
+    rounds: Sequence[MeasuredRound], jobs: Jobs, limits: Limits, parameters: Mapping[str, float]
+) -> list[Predicted]:
+    inside, outside = settings(limits, parameters)
+    return play(rounds, jobs, EngineModel(inside, token_events=False), outside)
+
+
 def cached_differences(measurement: Measurement) -> list[str]:
-    """Requests of which the engine said other cached tokens than the model, a line each."""
+    """Requests and counters of which the engine said other than the model, a line each."""
     rounds, limits = measurement.rounds, measurement.limits
-    predicted = play(rounds, Jobs(rounds, limits), *settings(limits, GROWING))
-    return [
+    inside, outside = settings(limits, GROWING)
+    model = EngineModel(inside, token_events=False)
+    predicted = play(rounds, Jobs(rounds, limits), model, outside)
+    counters = model.counters
+    totals = Totals(counters.queries, counters.hits, counters.preemptions)
+    differing = [
+        f"{name}: {real}, {said} in the model"
+        for name, real, said in zip(Totals._fields, measurement.totals, totals, strict=True)
+        if real != said
+    ]
+    return differing + [
         f"round {one.round}, {one.kind}: {one.real.submit.prompt_tokens} tokens,"
         f" {one.real.cached_tokens} cached, {one.cached_tokens} in the model"
         for one in predicted
@@ -131,14 +157,15 @@ def _percent(pair: tuple[float, float] | None) -> str:
 
 def write(path: Path, measurement: Measurement, parameters: Mapping[str, float]) -> None:
     """The same bytes for the same measurement."""
-    value = [measurement.about, measurement.limits, measurement.rounds, parameters]
+    value = [*measurement, parameters]
     path.write_bytes(gzip.compress(json.dumps(value, separators=(",", ":")).encode(), mtime=0))
 
 
 def read(path: Path) -> tuple[Measurement, Mapping[str, float]]:
     """A measurement, and the parameters that were fitted to it."""
-    about, limits, rounds, parameters = json.loads(gzip.decompress(path.read_bytes()))
-    return Measurement(about, Limits(*limits), tuple(_round(*one) for one in rounds)), parameters
+    about, limits, totals, rounds, parameters = json.loads(gzip.decompress(path.read_bytes()))
+    read_rounds = tuple(_round(*one) for one in rounds)
+    return Measurement(about, Limits(*limits), Totals(*totals), read_rounds), parameters
 
 
 def _round(kind: str, timed: bool, requests: list[Any]) -> MeasuredRound:

@@ -21,6 +21,7 @@ from loadtest.calibrate.script import (
     to_line,
 )
 from loadtest.calibrate.simulated import SimulatedScheduler
+from router.simulator.model import EngineModel
 
 TRUTH = {
     "prefill_tps": 9000.0,
@@ -42,7 +43,9 @@ def made_up(plan: list[Round], parameters: Mapping[str, float]) -> times.Measure
         )
         for one in plan
     ]
-    predicted = iter(play(sent, Jobs(sent, LIMITS), *times.settings(LIMITS, parameters)))
+    settings, outside = times.settings(LIMITS, parameters)
+    model = EngineModel(settings, token_events=False)
+    predicted = iter(play(sent, Jobs(sent, LIMITS), model, outside))
     measured = [
         one._replace(
             requests=tuple(
@@ -52,7 +55,8 @@ def made_up(plan: list[Round], parameters: Mapping[str, float]) -> times.Measure
         )
         for one in sent
     ]
-    return times.Measurement({"machine": "none"}, LIMITS, tuple(measured))
+    totals = times.Totals(model.counters.queries, model.counters.hits, 0)
+    return times.Measurement({"machine": "none"}, LIMITS, totals, tuple(measured))
 
 
 @pytest.mark.parametrize("script", [*list(rules())[-3:], by_chance(3)], ids=lambda script: script.name)
@@ -130,6 +134,9 @@ def test_other_cached_tokens_are_told() -> None:
     wrong = measurement.rounds[0]._replace(requests=(first, *measurement.rounds[0].requests[1:]))
     (line,) = times.cached_differences(measurement._replace(rounds=(wrong, *measurement.rounds[1:])))
     assert "64 cached, 0 in the model" in line
+    more = measurement.totals._replace(hits=measurement.totals.hits + 64)
+    (line,) = times.cached_differences(measurement._replace(totals=more))
+    assert line.startswith("hits: ")
 
 
 def test_measured_times_are_read_as_they_were_written(tmp_path) -> None:
