@@ -592,7 +592,12 @@ class Engine:
                     # estimated, and the reply's tokens are in the cache too.
                     grown = int((ends[-1] - ends[depth - 1]) * ratio)
                     prompt_tokens = resident - session.reply_tokens + grown
-                    home_cached = resident if resident < prompt_tokens else prompt_tokens
+                    # Where the prompt grew by less than the reply, not all of that came back: its reasoning
+                    # was dropped, and with it what lies behind.
+                    home_cached = (
+                        resident if grown >= session.reply_tokens else resident - session.reply_tokens
+                    )
+                    home_cached = home_cached if home_cached < prompt_tokens else prompt_tokens
                 elif hashes and turn.response_id is not None and self._goes_on(turn, session):
                     # The body holds only what is new: all that came before is in the replica's keeping.
                     home_cached = resident
@@ -874,6 +879,7 @@ class Engine:
                 max(chosen.wait_s, chosen.slot_s),
                 ticket.ttft_s,
                 now,
+                shared=bool(chosen.in_flight or chosen.foreign),
             )
         if not ticket.depth:
             return

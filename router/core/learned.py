@@ -36,10 +36,19 @@ class Learned:
         self._next_at = 0.0
 
     def first_token(
-        self, prompt: float, cached: float, reloaded: float, waited_s: float, ttft_s: float, now: float
+        self,
+        prompt: float,
+        cached: float,
+        reloaded: float,
+        waited_s: float,
+        ttft_s: float,
+        now: float,
+        *,
+        shared: bool = False,
     ) -> None:
         """A streamed turn's first token came after `ttft_s`, of which it is believed to have waited
         `waited_s`. `cached` tokens were reported; `reloaded` of them are believed to have come from the host.
+        `shared`: whether other turns were there.
         """
         if waited_s > _WAITED_MOST * ttft_s or (
             self._taught >= _MANY and 0.0 <= self._next_at - now <= _EVERY_S
@@ -49,5 +58,7 @@ class Learned:
         self._next_at = now + _EVERY_S
         # The last token is always computed.
         missing = max(1.0, prompt - cached)
-        if self._prefill.observe(missing, prompt, ttft_s - waited_s, min(reloaded, prompt - missing)):
+        if self._prefill.observe(
+            missing, prompt, ttft_s - waited_s, min(reloaded, prompt - missing), shared=shared
+        ):
             self.curve = self._prefill.curve

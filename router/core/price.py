@@ -86,14 +86,14 @@ def local_s(c: Candidate, prompt_tokens: int, prices: Prices, *, move: bool) -> 
     cached = c.cached_tokens
     # The last token is always computed.
     missing = prompt_tokens - cached if cached < prompt_tokens else 1
-    _, token_s, bend_s, reload_s = curve = c.curve
+    base_s, token_s, bend_s, reload_s, shared_s = c.curve
     work = missing * (token_s + bend_s * (prompt_tokens - 0.5 * missing))
     begins = c.slot_s + c.host_tokens * reload_s
     if c.wait_s > begins:
         begins = c.wait_s
-    price = begins + curve[0] + work
-    if prices.crowd:
-        price += prices.crowd * _company(c) * work
+    price = begins + base_s + work
+    if c.in_flight or c.foreign or c.held:
+        price += shared_s + prices.crowd * _company(c) * work
     reach = c.reach_tokens
     if reach is not None and c.working_set_tokens + missing > reach:
         price += prices.displacement * displaced_tokens(c, missing) * token_s
@@ -188,14 +188,15 @@ def _line(c: Candidate, prompt_tokens: int, prices: Prices, pull: Pull | None, *
     begins = max(c.wait_s, c.slot_s + c.host_tokens * curve.reload_s)
     if pull is not None:
         begins = max(begins, pull.seconds)
-    compute = curve.seconds(missing, prompt_tokens)
-    work = compute - curve.base_s
-    crowd = prices.crowd * _company(c) * work
+    company = _company(c)
+    compute = curve.seconds(missing, prompt_tokens, shared=company > 0.0)
+    work = curve.work_s(missing, prompt_tokens)
+    crowd = prices.crowd * company * work
     displacement = prices.displacement * displaced_tokens(c, local) * curve.token_s
     leaving = prices.move_s if move else 0.0
     risk = 0.0
     if pull is not None:
-        failed = max(wait, pull.deadline_s) + curve.seconds(local, prompt_tokens)
+        failed = max(wait, pull.deadline_s) + curve.seconds(local, prompt_tokens, shared=company > 0.0)
         risk = (1.0 - pull.chance) * max(0.0, failed - begins - compute)
     terms = (wait, begins - wait, compute, crowd, displacement, leaving, risk)
     return Line(

@@ -10,9 +10,9 @@ from typing import Final, NamedTuple
 
 from router.core.estimate.fit import Coefficient, Fit
 
-# Seconds from dispatch to first token beside all prefilling: a step that has begun, the way there and back.
-# Some tens of milliseconds on any engine.
-_SEED_BASE_S: Final = 0.02
+# Seconds from dispatch to first token beside all prefilling: the way there and back, and as much again for
+# the steps of others. Some tens of milliseconds on any engine.
+_SEED_BASE_S: Final = 0.01
 _LEAST_BASE_S: Final = 1e-4
 _MOST_BASE_S: Final = 2.0
 
@@ -50,12 +50,17 @@ class Curve(NamedTuple):
     """More for each new token and each token before it: attention."""
     reload_s: float
     """For each token that is brought back from the host: KV bytes of a token ÷ bandwidth."""
+    shared_s: float = 0.0
+    """More where other turns are there: a step of theirs that has begun, and theirs in each of its own."""
 
-    def seconds(self, missing: float, context: float, reloaded: float = 0.0) -> float:
+    def seconds(
+        self, missing: float, context: float, reloaded: float = 0.0, *, shared: bool = False
+    ) -> float:
         """To compute the last `missing` tokens of a prompt of `context` tokens, once begun, where `reloaded`
-        of the others come from the host."""
+        of the others come from the host. `shared`: whether other turns are there."""
         computing = missing * (self.token_s + self.bend_s * (context - 0.5 * missing))
-        return self.base_s + computing + reloaded * self.reload_s
+        begun = self.base_s + self.shared_s if shared else self.base_s
+        return begun + computing + reloaded * self.reload_s
 
     def work_s(self, missing: float, context: float) -> float:
         """To compute them, without the base: what others must wait for."""
@@ -77,19 +82,24 @@ class PrefillCurve:
                 Coefficient(token, _DOUBT, 1.0 / _MOST_RATE, 1.0 / _LEAST_RATE),
                 Coefficient(token * _SEED_BEND, _BEND_DOUBT, token * _LEAST_BEND, token * _MOST_BEND),
                 Coefficient(1.0 / _SEED_RELOAD, _DOUBT, 1.0 / _MOST_RELOAD, 1.0 / _LEAST_RELOAD),
+                Coefficient(_SEED_BASE_S, _DOUBT, _LEAST_BASE_S, _MOST_BASE_S),
             )
         )
         self.curve = Curve(*self._fit.values)
         """What is believed. Read-only; replaced whole."""
 
-    def observe(self, missing: float, context: float, seconds: float, reloaded: float = 0.0) -> bool:
+    def observe(
+        self, missing: float, context: float, seconds: float, reloaded: float = 0.0, *, shared: bool = False
+    ) -> bool:
         """Learn from a first token that came `seconds` after its prompt's turn in the engine had come.
 
         Whether `curve` has changed. What cannot be, from a clock that was set, is ignored.
         """
         if not 0.0 < seconds <= _MOST_S or not 0.0 < missing <= context - reloaded <= context < inf:
             return False
-        if not self._fit.observe((1.0, missing, missing * (context - 0.5 * missing), reloaded), seconds):
+        if not self._fit.observe(
+            (1.0, missing, missing * (context - 0.5 * missing), reloaded, 1.0 if shared else 0.0), seconds
+        ):
             return False
         self.curve = Curve(*self._fit.values)
         return True

@@ -48,7 +48,14 @@ candidates = st.builds(
     free_tokens=st.none() | st.floats(-1e6, 1e6),
     wait_s=times,
     slot_s=times,
-    curve=st.builds(Curve, st.floats(0, 1), st.floats(1e-7, 1e-2), st.floats(0, 1e-7), st.floats(0, 1e-3)),
+    curve=st.builds(
+        Curve,
+        st.floats(0, 1),
+        st.floats(1e-7, 1e-2),
+        st.floats(0, 1e-7),
+        st.floats(0, 1e-3),
+        st.floats(0, 1),
+    ),
 )
 
 

@@ -131,3 +131,17 @@ def test_it_tells_what_is_brought_from_the_host_from_what_is_computed() -> None:
     assert learned.curve.seconds(700, 80_000, 79_300) == pytest.approx(
         truth.seconds(700, 80_000, 79_300), rel=0.1
     )
+
+
+def test_it_tells_what_others_cost_from_what_is_always_there() -> None:
+    rng = Random(6)
+    learned = PrefillCurve(8000.0)
+    truth = Curve(0.004, 1 / 12_000, 0.0, 3e-6, 0.03)
+    for _ in range(400):
+        missing, context = 10 ** rng.uniform(1.5, 4), 80_000
+        shared = rng.random() < 0.6
+        learned.observe(missing, context, truth.seconds(missing, context, shared=shared), shared=shared)
+    for shared in (False, True):
+        assert learned.curve.seconds(100, 80_000, shared=shared) == pytest.approx(
+            truth.seconds(100, 80_000, shared=shared), rel=0.15
+        )
