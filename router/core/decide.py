@@ -81,6 +81,12 @@ class Candidate(NamedTuple):
     """Until it has a place and KV blocks for this turn. 0 where its capacity is unknown."""
     curve: Curve = _SEED_CURVE
     """What a first token takes there, as learned."""
+    waiting: float = 0.0
+    """Turns that wait for this replica, here or there, where it is short of blocks or places; else 0."""
+    holding_s: float = 0.0
+    """How long a turn there holds its KV after the first token, on average."""
+    arriving_tokens: int = 0
+    """KV on its way there from other replicas."""
 
 
 make_candidate: "partial[Candidate]" = partial(tuple.__new__, Candidate)

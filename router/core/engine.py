@@ -192,6 +192,7 @@ class Engine:
         ticket = Ticket(self, turn, decision, member, model, depth)
         if decision.pull is not None and self._pullbook is not None:
             ticket.pull_sharing = self._pullbook.begin(decision.pull.source, decision.replica, now)
+            member.arriving_tokens += decision.pull.tokens
         missing = ticket.missing
         member.take(ticket, decision.prompt_tokens, ticket.kv_tokens, missing, now)
         if missing and not turn.stream:
@@ -656,9 +657,10 @@ class Engine:
                     ahead, wanted = line.ahead(due_at(*rank, member, prompt_tokens - cached, prompt_tokens))
                     wait_s += ahead * curve.token_s
             free = member.free_tokens()
-            slot_s = 0.0
+            slot_s = waiting = 0.0
             if (free is not None and prompt_tokens + wanted > free) or member.seats is not None:
                 slot_s = member.slot_s(prompt_tokens, wanted, free)
+                waiting = held_turns + len(member.prefilling) + member.strangers_waiting
             candidates.append(
                 make_candidate(
                     (
@@ -681,6 +683,9 @@ class Engine:
                         wait_s,
                         slot_s,
                         curve,
+                        waiting,
+                        member.learned.holding.mean_s,
+                        member.arriving_tokens,
                     )
                 )
             )
@@ -832,6 +837,7 @@ class Engine:
         if not ticket.pull_sharing or pull is None or self._pullbook is None:
             return
         self._pullbook.end(pull.source, ticket.decision.replica, ticket.pull_sharing, pulled, now)
+        ticket.member.arriving_tokens -= pull.tokens
         ticket.pull_sharing = 0
 
     def _failed(self, ticket: Ticket, outcome: Outcome, now: float) -> None:

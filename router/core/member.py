@@ -52,6 +52,7 @@ class Member:
     """One replica. Only the engine changes it; strategies see a `Candidate`, people a `ReplicaStatus`."""
 
     __slots__ = (
+        "arriving_tokens",
         "backlog_s",
         "capacity_tokens",
         "cards",
@@ -123,6 +124,8 @@ class Member:
         """The turns that those are of, in order, each with the seconds that it takes."""
         self.backlog_s = 0.0
         """Their sum."""
+        self.arriving_tokens = 0
+        """KV on its way there from other replicas."""
         self.since = 0.0
         """Since when the first of them has had nothing before it."""
         self.kv_tokens = 0

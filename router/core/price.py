@@ -11,7 +11,7 @@ in milliseconds. Knows no strategy: who is eligible is decided elsewhere.
   blocks, a pull at once. 0 where all lies on the device.
 - `compute`: the tokens that lie nowhere, at the length of their context.
 - `crowd`: what the other turns there lose by that computing, times a factor: those that decode stand still
-  for as long, and so does whoever waits for what they hold.
+  for as long, and so does whoever waits for what they hold. And what other pulls on a pull's path lose by it.
 - `displacement`: what the replica must forget for it and is still wanted, at the time that computing takes.
 - `move`: for leaving home.
 - `risk`: a pull may fail; then its deadline has passed and all is computed. The chance of it times the loss.
@@ -79,6 +79,8 @@ class Pull(NamedTuple):
     deadline_s: float
     chance: float
     """That it succeeds."""
+    others_s: float = 0.0
+    """What the other pulls on its path lose by it."""
 
 
 def local_s(c: Candidate, prompt_tokens: int, prices: Prices, *, move: bool) -> float:
@@ -93,9 +95,8 @@ def local_s(c: Candidate, prompt_tokens: int, prices: Prices, *, move: bool) -> 
         begins = c.wait_s
     price = begins + base_s + work
     if c.in_flight or c.foreign or c.held:
-        price += shared_s + prices.crowd * _company(c) * work
-    reach = c.reach_tokens
-    if reach is not None and c.working_set_tokens + missing > reach:
+        price += shared_s + prices.crowd * (_company(c) * work + _kept_from_s(c, prompt_tokens))
+    if c.reach_tokens is not None:
         price += prices.displacement * displaced_tokens(c, missing) * token_s
     return price + prices.move_s if move else price
 
@@ -105,12 +106,19 @@ def _company(c: Candidate) -> float:
     return c.in_flight + (c.foreign or 0.0) + c.held
 
 
-def displaced_tokens(c: Candidate, missing: int) -> int:
-    """How many tokens of living sessions a replica forgets when it computes so many more: those by which its
-    working set then exceeds what it can hold. 0 where it has not told its capacity."""
-    if c.reach_tokens is None:
-        return 0
-    return min(missing, max(0, c.working_set_tokens + missing - c.reach_tokens))
+def _kept_from_s(c: Candidate, prompt_tokens: int) -> float:
+    """What those lose that wait for KV there, while the turn has its share of it."""
+    if not c.waiting or not c.capacity_tokens:
+        return 0.0
+    return c.waiting * c.holding_s * min(1.0, prompt_tokens / c.capacity_tokens)
+
+
+def displaced_tokens(c: Candidate, missing: int) -> float:
+    """How many tokens of living sessions a replica is to forget when it computes so many more: of what it
+    forgets, the share that living sessions have of what it holds. 0 where it has not told its capacity."""
+    if not c.reach_tokens:
+        return 0.0
+    return missing * min(1.0, c.working_set_tokens / c.reach_tokens)
 
 
 def offer(c: Candidate, prompt_tokens: int, prices: Prices, pulls: Pulls) -> Pull | None:
@@ -130,15 +138,23 @@ def offer(c: Candidate, prompt_tokens: int, prices: Prices, pulls: Pulls) -> Pul
     if c.free_tokens is not None and _HEADROOM * tokens > c.free_tokens:
         return None
     start_s, byte_s = pulls.links.get((best.replica, c.replica), pulls.seed)
-    sharing = 1 + max(best.pulls, pulls.inbound.get(c.replica, 0))
-    token_s = pulls.token_bytes * byte_s * sharing
+    others = max(best.pulls, pulls.inbound.get(c.replica, 0))
+    alone_s = pulls.token_bytes * byte_s
+    token_s = alone_s * (1 + others)
     saved = prompt_tokens - c.cached_tokens
     deadline_s = max(prices.pull_deadline_s, c.curve.work_s(saved, prompt_tokens))
     # What does not come in time is computed.
     tokens = min(tokens, int((deadline_s - start_s) / token_s))
     if tokens < max(1, prices.pull_least_tokens):
         return None
-    return Pull(best.replica, tokens, start_s + tokens * token_s, deadline_s, best.chance)
+    return Pull(
+        best.replica,
+        tokens,
+        start_s + tokens * token_s,
+        deadline_s,
+        best.chance,
+        others * tokens * alone_s,
+    )
 
 
 def _better(source: Source, than: Source) -> bool:
@@ -191,7 +207,10 @@ def _line(c: Candidate, prompt_tokens: int, prices: Prices, pull: Pull | None, *
     company = _company(c)
     compute = curve.seconds(missing, prompt_tokens, shared=company > 0.0)
     work = curve.work_s(missing, prompt_tokens)
-    crowd = prices.crowd * company * work
+    crowd = company * work + _kept_from_s(c, prompt_tokens)
+    if pull is not None:
+        crowd += pull.others_s
+    crowd *= prices.crowd
     displacement = prices.displacement * displaced_tokens(c, local) * curve.token_s
     leaving = prices.move_s if move else 0.0
     risk = 0.0

@@ -58,6 +58,9 @@ class PullBook:
     ) -> Pulls | None:
         """What a turn may be told of pulls, of whose prompt `held` have so many tokens; `None` where there is
         nobody to pull from."""
+        if self._outbound and not self._known:
+            # One at a time until the first has shown what a path carries.
+            return None
         sources = []
         for replica, tokens in held:
             pulls = self._outbound.get(replica, 0)

@@ -163,7 +163,7 @@ def footprints(candidates: Sequence[Candidate]) -> list[float]:
     capacities: list[int] = []
     failing = False
     for c in candidates:
-        held.append(c.working_set_tokens + c.pending_tokens + c.held_tokens)
+        held.append(c.working_set_tokens + c.pending_tokens + c.arriving_tokens + c.held_tokens)
         if c.capacity_tokens:
             capacities.append(c.capacity_tokens)
         if c.recent_failures >= LATELY:

@@ -21,6 +21,8 @@ class Measured:
     expected: list[tuple[int, int, float, float]] = field(default_factory=list)
     """Of each turn that came to its end: cached tokens as expected and as delivered, and seconds from its
     dispatch to its first token, likewise."""
+    pulled: int = 0
+    """Pulls, those of turns that were placed or failed over included."""
     pulled_tokens: int = 0
     died: int = 0
     """Turns whose replica was killed; they were asked again."""
@@ -72,7 +74,7 @@ def figures(measured: Measured, left_out: int) -> Figures:
         ttft_ms=spread(ttft_ms),
         session_s={name: session[name] for name in ("p50", "p90")},
         moves=measured.moves,
-        pulls=measured.kinds["pull"],
+        pulls=measured.pulled,
         refused=measured.refused,
         turns=len(measured.ttft_s),
         left_out=left_out,

@@ -9,7 +9,7 @@ Between two events nothing runs.
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import count
-from math import floor
+from math import floor, inf
 from random import Random
 from typing import Final
 
@@ -144,10 +144,10 @@ class FleetReplay:
             for player in begin(script, at):
                 self._push(player.began, _ARRIVAL, player)
 
-    def run(self) -> Measured:
-        """Play every session to its end."""
+    def run(self, until_s: float = inf) -> Measured:
+        """Play every session to its end, or until then."""
         agenda = self._agenda
-        while agenda:
+        while agenda and agenda[0][0] <= until_s:
             now, kind, _, subject = heappop(agenda)
             if isinstance(subject, Player):
                 self._arrive(subject, now)
@@ -307,6 +307,7 @@ class FleetReplay:
             self._engine.pulled(running.ticket, Pulled(0, 0, 0.0, blocks >= limit), now)
             return 0
         self._pulls[name] = replica, running
+        self.measured.pulled += 1
         size = wanted * block * self._settings.kv_bytes_per_token
         self._network.start(name, source.id, replica.id, size, now, now + pull.deadline_s)
         self._set_network(now)

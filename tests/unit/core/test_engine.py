@@ -12,7 +12,8 @@ from router.core.engine import Engine
 from router.core.fleet import ModelCard, ReplicaSpec, Report
 from router.core.hashing import hash64
 from router.core.observe import Ended, HealthChange, Outcome, Silent, Usage, WaitEnd
-from router.core.plan import Overload, Plan, QueueRules, Retry, SessionRules
+from router.core.plan import Overload, Plan, PullRules, QueueRules, Retry, SessionRules
+from router.core.pullbook import PullBook, Pulled
 from router.core.queue import TURN_TOKENS, Held
 from router.core.request import EMPTY_CHAIN, Chain, Turn
 from router.core.strategies.least_loaded import LeastLoaded
@@ -1269,3 +1270,129 @@ def test_more_turns_than_are_priced_in_one_go_are_all_seen_to_in_several() -> No
         now += 0.005
         assert now < 10.0
     assert went == waiting
+
+
+# --- what replicas take, and where KV lies ----------------------------------------------------------
+
+
+def test_what_the_device_gave_up_still_lies_on_the_host_and_costs_the_way_back() -> None:
+    of = engine("a")
+    of.report(A, Report(kv_capacity_tokens=3000, host_kv_tokens=9000, kv_usage=0.0), 0.0)
+    for name in "stuv":
+        play(of, turn(name, hash64(name.encode()), hash64(name.encode() * 2)), 1.0, prompt=2000)
+    (option,) = of.decide(turn("s", hash64(b"s"), hash64(b"ss")), 2.0).candidates
+    assert (option.cached_tokens, option.reach_tokens) == (2000, 12_000)
+    assert option.host_tokens == 2000
+    (latest,) = of.decide(turn("v", hash64(b"v"), hash64(b"vv")), 2.0).candidates
+    assert (latest.cached_tokens, latest.host_tokens) == (2000, 0)
+
+
+def test_a_host_tier_that_is_gone_holds_nothing() -> None:
+    of = engine("a")
+    of.report(A, Report(kv_capacity_tokens=3000, host_kv_tokens=9000), 0.0)
+    for name in "st":
+        play(of, turn(name, hash64(name.encode()), hash64(name.encode() * 2)), 1.0, prompt=2000)
+    of.report(A, Report(kv_capacity_tokens=3000), 2.0)
+    (option,) = of.decide(turn("s", hash64(b"s"), hash64(b"ss")), 3.0).candidates
+    # The last 3,000 tokens are still on the device: 1,000 of them its own.
+    assert (option.cached_tokens, option.host_tokens, option.reach_tokens) == (1000, 0, 3000)
+
+
+def test_first_tokens_teach_what_a_replica_takes_and_a_restart_unlearns_it() -> None:
+    of = engine("a")
+    of.report(A, Report(start_time=1.0), 0.0)
+
+    def expected() -> float:
+        (option,) = of.decide(turn("z", 99), 1000.0).candidates
+        return option.curve.work_s(8000, 8000)
+
+    seed = expected()
+    for number in range(30):
+        ticket = of.admit(turn(f"s{number}", number + 1, number + 1001), 10.0 * number)
+        ticket.first_byte(10.0 * number + 4.0)
+        ticket.end(Outcome.COMPLETED, 10.0 * number + 5.0, Usage(8000, 20, 0))
+    assert seed == pytest.approx(1.0, rel=0.01)
+    assert expected() == pytest.approx(4.0, rel=0.1)
+    of.report(A, Report(start_time=900.0), 900.0)
+    assert expected() == seed
+
+
+def test_a_turn_that_is_not_streamed_teaches_nothing_of_first_tokens() -> None:
+    of = engine("a")
+    before = of.decide(turn("z", 99), 0.0).candidates[0].curve
+    for number in range(5):
+        ticket = of.admit(turn(f"s{number}", number + 1, stream=False), 10.0 * number)
+        ticket.first_byte(10.0 * number + 9.0)
+        ticket.end(Outcome.COMPLETED, 10.0 * number + 9.0, Usage(1000, 20, 0))
+    assert of.decide(turn("z", 99), 100.0).candidates[0].curve == before
+
+
+def test_what_waits_before_a_turn_passes_with_time() -> None:
+    of = engine("a")
+    of.admit(long("s", 320), 0.0)
+    waits = [of.decide(turn("t"), at).candidates[0].wait_s for at in (0.0, 4.0, 100.0)]
+    assert waits == pytest.approx([10.0, 6.0, 0.0], abs=0.1)
+
+
+def test_a_full_replica_is_waited_for_as_long_as_turns_hold_their_kv() -> None:
+    of = engine("a")
+    of.report(A, Report(running=0.0, waiting=0.0, kv_usage=0.0, kv_capacity_tokens=10_000), 0.0)
+    of.admit(long("s", 40), 0.0).first_byte(1.0)
+    (option,) = of.decide(long("t", 20), 2.0).candidates
+    assert option.free_tokens == 0
+    assert 4.0 < option.slot_s < 10.0
+    assert option.waiting == 0.0
+    assert of.decide(turn("u"), 2.0).candidates[0].slot_s > 0.0
+
+
+def pulling(*names: str) -> tuple[Engine, PullBook]:
+    """An engine whose replicas all have KV agents."""
+    book = PullBook(PullRules(seed_gbps=800.0))
+    of = Engine([Plan(name="home", strategy=Priced())], rng=Random(1), pullbook=book)
+    of.set_replicas([ReplicaSpec(ReplicaId(n), f"http://{n}:1", kv_agent=True) for n in names], 0.0)
+    for name in names:
+        of.probe_passed(ReplicaId(name), 0.0)
+    return of, book
+
+
+def test_a_session_whose_home_is_drained_is_sent_with_a_pull_that_is_counted_until_it_ends() -> None:
+    of, book = pulling("a", "b")
+    home = play(of, long("s", 320), 0.0, prompt=80_000).replica
+    of.drain(home, True)
+    ticket = of.admit(long("s", 324), 1.0)
+    pull = ticket.decision.pull
+    assert pull is not None
+    assert (pull.source, ticket.decision.kind) == (home, Kind.PULL)
+    assert 79_000 < pull.tokens <= ticket.decision.cached_tokens
+    assert book.view([(home, 1)], frozenset(), 1.0) is None, "one is under way"
+    (target,) = of.decide(turn("t"), 1.0).candidates
+    assert target.arriving_tokens == pull.tokens
+    of.pulled(ticket, Pulled(pull.tokens, pull.tokens * 100_000, 1.0, complete=True), 2.0)
+    of.pulled(ticket, Pulled(0, 0, 1.0, complete=False), 2.0)
+    ticket.first_byte(2.1)
+    ticket.end(Outcome.COMPLETED, 3.0, Usage(81_000, 10, 80_000))
+    view = book.view([(home, 1)], frozenset(), 3.0)
+    assert view is not None
+    assert (view.sources[0].pulls, dict(view.inbound), len(view.links)) == (0, {}, 1)
+    assert view.sources[0].chance > 0.95
+    assert of.decide(turn("t"), 3.0).candidates[0].arriving_tokens == 0
+
+
+def test_a_pull_of_which_nobody_tells_is_over_with_its_turn() -> None:
+    of, book = pulling("a", "b")
+    home = play(of, long("s", 320), 0.0, prompt=80_000).replica
+    of.drain(home, True)
+    ticket = of.admit(long("s", 324), 1.0)
+    ticket.end(Outcome.CANCELLED, 2.0)
+    view = book.view([(home, 1)], frozenset(), 3.0)
+    assert view is not None
+    assert (view.sources[0].pulls, view.sources[0].chance) == (0, 0.95)
+
+
+def test_nothing_is_pulled_from_a_replica_that_is_down() -> None:
+    of, _ = pulling("a", "b")
+    home = play(of, long("s", 320), 0.0, prompt=80_000).replica
+    of.probe_failed(home, "gone", 1.0)
+    of.probe_failed(home, "gone", 2.0)
+    of.probe_failed(home, "gone", 3.0)
+    assert of.admit(long("s", 324), 4.0).decision.pull is None

@@ -96,7 +96,7 @@ def test_each_term_of_a_local_turn() -> None:
     assert line.fetch_ms == pytest.approx(100.0)  # 20,000 × 5 µs, once there are blocks
     assert line.compute_ms == pytest.approx(10 + 1000 * work)
     assert line.crowd_ms == pytest.approx(4 * 1000 * work)
-    assert line.displacement_ms == pytest.approx(1000.0)  # 10,000 tokens too many
+    assert line.displacement_ms == pytest.approx(2000.0 * 100 / 110)
     assert (line.move_ms, line.risk_ms) == (50.0, 0.0)
 
 
@@ -129,12 +129,26 @@ def test_more_to_wait_for_more_missing_or_more_company_is_never_cheaper(one: Can
 
 
 @pytest.mark.parametrize(
-    ("living", "reach", "displaced"), [(0, None, 0), (50, 100, 0), (90, 100, 20), (200, 100, 30)]
+    ("living", "reach", "displaced"), [(0, None, 0), (0, 100, 0), (50, 100, 15), (200, 100, 30)]
 )
-def test_what_is_displaced_is_what_exceeds_the_reach_and_no_more_than_what_comes(
+def test_what_is_displaced_is_wanted_by_as_much_as_living_sessions_have_of_what_lies_there(
     living: int, reach: int | None, displaced: int
 ) -> None:
     assert displaced_tokens(candidate(working_set_tokens=living, reach_tokens=reach), 30) == displaced
+
+
+def test_where_blocks_are_short_the_turn_keeps_its_share_of_them_from_all_that_wait() -> None:
+    one = candidate(cached_tokens=59_999, capacity_tokens=600_000, waiting=6.0, holding_s=5.0)
+    (line,) = lines((one,), 60_000, None, PRICES, None)
+    assert line.crowd_ms == pytest.approx(6 * 5000 * 0.1)
+    (half,) = lines((one,), 60_000, None, Prices(crowd=0.5), None)
+    assert half.crowd_ms == pytest.approx(6 * 5000 * 0.05)
+
+
+def test_a_turn_with_company_takes_what_its_steps_take() -> None:
+    curve = CURVE._replace(shared_s=0.03)
+    alone, beside = candidate(curve=curve), candidate(curve=curve, in_flight=1)
+    assert expected_s(beside, 1000) == pytest.approx(expected_s(alone, 1000) + 0.03)
 
 
 class TestPulls:
@@ -153,6 +167,14 @@ class TestPulls:
         crowded = offer(candidate(B, cached_tokens=10_000), 80_000, PRICES, pulls(inbound={B: 4}))
         assert crowded is not None
         assert crowded.seconds == pytest.approx(0.02 + 2.0)
+
+    def test_are_charged_with_what_other_pulls_on_their_path_lose(self) -> None:
+        busy = pulls(sources=(Source(A, 50_000, 2, 1.0),))
+        pull = offer(candidate(B, cached_tokens=10_000), 80_000, PRICES, busy)
+        assert pull is not None
+        assert pull.others_s == pytest.approx(2 * 0.4)
+        (_, line) = lines((candidate(B, cached_tokens=10_000),), 80_000, A, PRICES, busy)
+        assert line.crowd_ms == pytest.approx(800.0)
 
     def test_go_by_the_seed_between_strangers(self) -> None:
         pull = offer(candidate(C, cached_tokens=40_000), 80_000, PRICES, pulls())

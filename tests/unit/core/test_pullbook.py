@@ -30,8 +30,25 @@ def test_before_any_pull_the_policys_seed_counts() -> None:
     assert (dict(view.inbound), dict(view.links), view.targets) == ({}, {}, ALL)
 
 
-def test_pulls_under_way_are_counted_at_both_ends_until_they_end() -> None:
+def learned(rules: PullRules | None = None) -> PullBook:
+    """One that knows a path."""
+    book = PullBook(rules or PullRules())
+    book.begin(C, B, 0.0)
+    book.end(C, B, 1, whole(10_000, 9.0), 0.0)
+    return book
+
+
+def test_until_a_path_is_known_one_pull_is_tried_at_a_time() -> None:
     book = PullBook(PullRules())
+    book.begin(A, B, 0.0)
+    assert book.view([(A, 5000)], ALL, 0.0) is None
+    book.end(A, B, 1, whole(10_000, 9.0), 9.0)
+    book.begin(A, B, 9.0)
+    assert book.view([(A, 5000)], ALL, 9.0) is not None
+
+
+def test_pulls_under_way_are_counted_at_both_ends_until_they_end() -> None:
+    book = learned()
     assert book.begin(A, B, 0.0) == 1
     assert book.begin(A, C, 0.0) == 2
     view = seen(book)
@@ -47,7 +64,7 @@ def test_pulls_under_way_are_counted_at_both_ends_until_they_end() -> None:
 
 
 def test_a_source_at_its_budget_is_none() -> None:
-    book = PullBook(PullRules(per_source=2))
+    book = learned(PullRules(per_source=2))
     for _ in range(2):
         book.begin(A, B, 0.0)
     assert book.view([(A, 5000)], ALL, 0.0) is None

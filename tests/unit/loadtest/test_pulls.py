@@ -1,0 +1,40 @@
+"""The scenarios in which pulls are measured."""
+
+from collections import Counter
+
+import pytest
+
+from loadtest.pulls.__main__ import play
+from loadtest.pulls.scenarios import EVENT_AT_S, SCENARIOS
+from router.settings.build import build_plan
+from router.settings.load import load_policy
+from router.simulator.replay.trace import Trace
+
+NONE = Trace("none", 64, (), timed=True)
+
+
+@pytest.mark.parametrize("name", ["fan-out", "overloaded"])
+def test_at_a_hundred_gigabits_pulls_help_where_kv_lies_in_the_wrong_place(name: str) -> None:
+    plan = build_plan(load_policy("home").value)
+    without, pulled = (play(name, NONE, plan, 0, gbps) for gbps in (0.0, 100.0))
+    assert without.pulls == 0
+    assert pulled.pulls > 3
+    assert pulled.mean_s < 0.9 * without.mean_s
+
+
+def test_every_event_is_in_its_scenario() -> None:
+    made = {name: make(NONE, 0) for name, make in SCENARIOS.items()}
+    happens = {name: Counter(event.what for event in scenario.events) for name, scenario in made.items()}
+    assert happens == {
+        "calm": {},
+        "doubled": {"add": 4},
+        "drained": {"drain": 1},
+        "killed": {"kill": 1, "start": 1},
+        "fan-out": {},
+        "overloaded": {"drain": 7, "undrain": 7},
+    }
+    (parent,) = made["fan-out"].trace.sessions
+    agents = parent.agents
+    assert len(agents) == 40
+    assert {agent.session.turns[0].fresh[:1563] for agent in agents} == {parent.turns[0].fresh}
+    assert all(EVENT_AT_S <= agent.at_s < EVENT_AT_S + 10.0 for agent in agents)
