@@ -81,7 +81,7 @@ def compile_modules(tree: Path, modules: Sequence[str], work: Path) -> list[str]
     with _within(work):
         extensions = mypycify(
             ["--config-file=mypy.ini", "--python-version=3.11", *paths],
-            opt_level="2",
+            opt_level="1",
             debug_level="0",
             group_name="homing",
         )

@@ -332,7 +332,7 @@ class Member:
         """Whether it has less to prefill than its horizon, and fewer turns than the policy lets."""
         if rules.in_flight is not None and self.in_flight >= rules.in_flight:
             return False
-        pending: float = self.pending_tokens
+        pending = float(self.pending_tokens)
         if not pending:
             return True
         horizon = self.horizon.tokens

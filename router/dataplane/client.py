@@ -25,7 +25,7 @@ from router.dataplane.departure import (
 )
 from router.dataplane.exchange import Exchange, Phase
 from router.dataplane.head import MAX_TARGET, Head, target_too_long
-from router.dataplane.problems import HttpRefused, body_of, status_line, status_of
+from router.dataplane.problems import HttpRefused, body_of, headers_of, status_line, status_of
 
 if TYPE_CHECKING:
     from router.dataplane.server import DataPlane
@@ -336,15 +336,10 @@ class ClientConnection:
             self._reading = _HEAD
             self._head_bytes += len(data)
         try:
-            self._parser.feed_data(data)
+            self._parse(data)
         except httptools.HttpParserCallbackError as error:
             if not isinstance(error.__context__, _StopError):
                 raise
-        except httptools.HttpParserUpgrade:
-            # `read_head` has refused it already unless nothing of it was read.
-            self._refusal = self._refusal or HttpRefused(
-                501, "protocol upgrades are not supported", code="upgrade"
-            )
         except httptools.HttpParserError as error:
             self._refusal = Refused(ErrorKind.BAD_REQUEST, f"malformed HTTP request: {error}")
         else:
@@ -368,6 +363,18 @@ class ClientConnection:
                     self._refusal = self._head_too_large()
         if self._refusal is not None:
             self._stop_reading()
+
+    def _parse(self, data: bytes) -> None:
+        rest: bytes | memoryview = data
+        while rest:
+            try:
+                self._parser.feed_data(rest)
+            except httptools.HttpParserUpgrade as upgrade:
+                # An offer that is not taken up: the parser takes it that HTTP/1.1 is over, and it is not.
+                self._parser = httptools.HttpRequestParser(self)
+                rest = memoryview(rest)[upgrade.args[0] :]
+            else:
+                return
 
     def _stop_reading(self) -> None:
         """The request that is being read is refused."""
@@ -544,14 +551,9 @@ class ClientConnection:
     def _write_refusal(self, refusal: Refused) -> None:
         self._plane.count_error(refusal)
         body = body_of(refusal, anthropic=self._url.startswith(b"/v1/messages"))
-        retry = (
-            b"retry-after: %d\r\n" % max(1, round(refusal.retry_after_s))
-            if refusal.retry_after_s is not None
-            else b""
-        )
         self.write(
             b"%bcontent-type: application/json\r\n%bcontent-length: %d\r\nconnection: close\r\n\r\n%b"
-            % (status_line(status_of(refusal)), retry, len(body), body)
+            % (status_line(status_of(refusal)), headers_of(refusal), len(body), body)
         )
 
     def _linger(self) -> None:
@@ -655,17 +657,17 @@ class ClientConnection:
                     Outcome.OVER_LIMIT,
                 )
                 return
+            if self.deadline != _NEVER and (self.progress != self._progress_seen or self.write_paused):
+                # The answer moves, or it is the client that reads slowly. Noted at every sweep: one that
+                # moved just after its time began must not be given all of it once more.
+                self._progress_seen = self.progress
+                self.deadline = now + self._plane.limits.first_byte_s
         if self.deadline > now or self._transport is None or self._closing:
             return
         if self._exchange is not None:
-            if self.progress != self._progress_seen or self.write_paused:
-                # The answer moves, or it is the client that reads slowly.
-                self._progress_seen = self.progress
-                self.deadline = now + self._plane.limits.first_byte_s
-            else:
-                self._exchange.timed_out(
-                    f"nothing came for {self._plane.limits.first_byte_s:g} s (limits.first_byte)"
-                )
+            self._exchange.timed_out(
+                f"nothing came for {self._plane.limits.first_byte_s:g} s (limits.first_byte)"
+            )
         elif self._reading is Reading.HEAD or self._reading is Reading.BODY:
             what = "head" if self._reading is Reading.HEAD else "body"
             self._refusal = HttpRefused(408, f"the request {what} did not arrive in time", code="timeout")

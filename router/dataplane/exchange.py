@@ -24,7 +24,7 @@ from router.dataplane.answer_head import ResponseHead
 from router.dataplane.departure import INTERIM, LEADING_ZERO
 from router.dataplane.dialects import Dialect, dialect_of
 from router.dataplane.head import Head
-from router.dataplane.problems import body_of, event_of, status_line, status_of
+from router.dataplane.problems import body_of, event_of, headers_of, status_line, status_of
 from router.dataplane.routing import Routed
 from router.dataplane.upstream import Receiver, UpstreamConnection
 
@@ -638,12 +638,7 @@ class Exchange(Receiver):
     def _refuse(self, refusal: Refused) -> None:
         """Answer with a problem."""
         self._plane.count_error(refusal)
-        extra = b""
-        if refusal.retry_after_s is not None:
-            extra = b"retry-after: %d\r\n" % max(1, round(refusal.retry_after_s))
-        if refusal.kind is ErrorKind.UNAUTHORIZED:
-            extra += b"www-authenticate: Bearer\r\n"
-        self._respond(status_of(refusal), body_of(refusal, anthropic=self._anthropic()), extra)
+        self._respond(status_of(refusal), body_of(refusal, anthropic=self._anthropic()), headers_of(refusal))
 
     def _respond(self, status: int, body: bytes, extra: bytes = b"") -> None:
         """Answer without a replica."""

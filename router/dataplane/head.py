@@ -26,6 +26,8 @@ _DROPPED: Final = (
 
 _METHODS: Final = frozenset({b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE"})
 
+_ALLOW: Final = "GET, HEAD, POST, PUT, PATCH, DELETE"
+
 MAX_TARGET: Final = 8192
 """Bytes of a request target: what RFC 9110 asks everybody to support at least, and most servers allow."""
 
@@ -184,10 +186,12 @@ class HeadReader:
     def read(self, method: bytes, url: bytes, version: str, headers: list[tuple[bytes, bytes]]) -> Head:
         """Check a head and sort it. Raises `Refused`."""
         if method not in _METHODS:
+            known = method not in (b"CONNECT", b"TRACE")
             raise HttpRefused(
-                501 if method in (b"CONNECT", b"TRACE") else 405,
+                405 if known else 501,
                 f"method {method.decode('latin-1')} is not supported",
                 code="method_not_allowed",
+                allow=_ALLOW if known else "",
             )
         target, path = self._targets.get(url) or self._target(url)
         if len(headers) > _MAX_HEADERS:
@@ -262,7 +266,9 @@ class HeadReader:
                         417, "the only expectation that is met is '100-continue'", code="expectation"
                     )
                 head.expects_continue = version == "1.1"
-            elif kind == _UPGRADE:
+            elif kind == _UPGRADE and value.strip().lower() != b"h2c":
+                # HTTP/2 is offered by clients that speak HTTP/1.1 as well, and need not be taken up. Who asks
+                # for another protocol would not know what to do with an answer in this one.
                 raise HttpRefused(
                     501, "protocol upgrades (WebSocket, /v1/realtime) are not supported", code="upgrade"
                 )

@@ -59,4 +59,6 @@ class LocalEndpoints:
     @staticmethod
     def _reading(head: Head) -> None:
         if head.method not in (b"GET", b"HEAD"):
-            raise HttpRefused(405, f"{head.path} can only be read, with GET", code="method_not_allowed")
+            raise HttpRefused(
+                405, f"{head.path} can only be read, with GET", code="method_not_allowed", allow="GET, HEAD"
+            )

@@ -40,15 +40,29 @@ _CODES: Final = {ErrorKind.NO_SUCH_MODEL: "model_not_found", ErrorKind.UNAUTHORI
 class HttpRefused(Refused):
     """A refusal whose status is more precise than its kind: 405, 408, 413, 414, 417, 431, 501, 505."""
 
-    def __init__(self, status: int, message: str, *, code: str) -> None:
+    def __init__(self, status: int, message: str, *, code: str, allow: str = "") -> None:
+        """`allow` names the methods that the resource has, for a 405."""
         super().__init__(ErrorKind.BAD_REQUEST, message)
         self.status = status
         self.code = code
+        self.allow = allow
 
 
 def status_of(refusal: Refused) -> int:
     """The HTTP status that says what the refusal says."""
     return refusal.status if isinstance(refusal, HttpRefused) else _SHAPES[refusal.kind].status
+
+
+def headers_of(refusal: Refused) -> bytes:
+    """What the response says beside its body, as `name: value\\r\\n` lines."""
+    lines = b""
+    if refusal.retry_after_s is not None:
+        lines = b"retry-after: %d\r\n" % max(1, round(refusal.retry_after_s))
+    if refusal.kind is ErrorKind.UNAUTHORIZED:
+        lines += b"www-authenticate: Bearer\r\n"
+    if isinstance(refusal, HttpRefused) and refusal.allow:
+        lines += b"allow: %b\r\n" % refusal.allow.encode("ascii")
+    return lines
 
 
 def body_of(refusal: Refused, *, anthropic: bool) -> bytes:

@@ -15,6 +15,15 @@ EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
 DONE = b"data: [DONE]\n\n"
 
 
+async def test_a_method_that_is_not_allowed_is_answered_with_those_that_are() -> None:
+    async with data_plane(["http://127.0.0.1:9"]) as plane, raw_client(plane.port) as client:
+        answer = await client.exchange(b"POST /health HTTP/1.1\r\nHost: r\r\nContent-Length: 0\r\n\r\n")
+        assert (answer.status, answer.headers["allow"]) == (405, "GET, HEAD")
+        answer = await client.exchange(b"OPTIONS /v1/models HTTP/1.1\r\nHost: r\r\n\r\n")
+        assert answer.status == 405
+        assert "POST" in answer.headers["allow"].split(", ")
+
+
 async def test_each_refusal_of_the_plane_counts_once_by_its_kind_and_status() -> None:
     async def cut(_request: Request, stream: Stream) -> None:
         await stream.start_events()

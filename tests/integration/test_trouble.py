@@ -279,6 +279,22 @@ async def test_a_whole_answer_that_comes_slowly_but_steadily_is_waited_for() -> 
             assert (await client.exchange(post(chat()))).json() == OK
 
 
+async def test_an_answer_that_stops_after_its_beginning_is_given_no_more_time_than_one_that_never_began() -> (
+    None
+):
+    async def stops(_request: Request, stream: Stream) -> None:
+        await stream.send(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n{")
+        await asyncio.sleep(30)
+
+    limits = Limits(first_byte_s=1.5)
+    async with raw_replica(stops) as one, data_plane([one.url], limits=limits) as plane:
+        async with raw_client(plane.port) as client:
+            began = plane.now()
+            assert (await client.exchange(post(chat()))).status == 504
+            # Two looks at a quarter of a second each: when it moved last, and that the time is up.
+            assert 1.5 <= plane.now() - began < 2.4
+
+
 async def test_answers_that_are_gathered_whole_count_against_the_budget() -> None:
     more = asyncio.Event()
 

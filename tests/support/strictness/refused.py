@@ -170,7 +170,7 @@ REFUSED: tuple[Case, ...] = (
         head(b"Connection: Upgrade", b"Upgrade: websocket", start=b"GET /v1/realtime HTTP/1.1"),
         501,
     ),
-    _refused("`Upgrade: h2c` with a body", sized(b"Connection: Upgrade", b"Upgrade: h2c"), 501),
+    _refused("`Upgrade: h2c, websocket`", sized(b"Connection: Upgrade", b"Upgrade: h2c, websocket"), 501),
     _refused("an unknown `Expect`", head(b"Expect: 200-ok", b"Content-Length: 2"), 417),
     # --- sizes and times
     _refused("one header over `limits.head`", head(b"X: " + b"y" * 70_000, start=GET), 431),

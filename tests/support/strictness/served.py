@@ -126,6 +126,17 @@ SERVED: tuple[Case, ...] = (
         _THING,
         closed=True,
     ),
+    _served(
+        "`Upgrade: h2c`, which is not taken up",
+        head(
+            b"Connection: Upgrade, HTTP2-Settings",
+            b"Upgrade: h2c",
+            b"HTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA",
+            b"X-C: 1",
+            start=GET,
+        ),
+        Seen(THING, headers=("x-c: 1",)),
+    ),
     _served("`Connection: upgrade` without `Upgrade`", head(b"Connection: upgrade", start=GET), _THING),
     _served(
         "headers named in `Connection`, which are dropped",
