@@ -98,7 +98,8 @@ class HintReader:
             raise HintFault(HintFaultKind.SIGNATURE)
         if not wall < hint.expires <= wall + MAX_AGE_S:
             raise HintFault(HintFaultKind.EXPIRED)
-        if self._used.setdefault(signature, (hint.expires, request))[1] != request:
+        whole = _whole(request)
+        if self._used.setdefault(signature, (hint.expires, whole))[1] != whole:
             raise HintFault(HintFaultKind.REPLAYED)
         self._forget(wall)
         return hint
@@ -116,6 +117,13 @@ def _signature(hint: Mapping[str, Any], secret: bytes, replica: str, request: st
     bound = json.dumps([replica, request], separators=(",", ":"))
     text = _CONTEXT + bound.encode() + b"\n" + canonical.encode()
     return hmac.new(secret, text, hashlib.sha256).hexdigest()
+
+
+def _whole(request: str) -> str:
+    """The engine's id of the request that this one is a part of: for each of several answers to one prompt,
+    vLLM makes a request of its own, and puts its number before the id."""
+    number, mark, rest = request.partition("_")
+    return rest if mark and number.isdigit() else request
 
 
 def _bound_ids(request: str) -> Iterator[str]:

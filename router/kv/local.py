@@ -107,8 +107,12 @@ class _Link:
             self.drop(now)
 
     def send(self, kind: Type, message: m.Message) -> None:
-        """Queue it and try to send; lost where there is no connection."""
-        if self._socket is None:
+        """Queue it and try to send; lost where there is no connection.
+
+        Before the agent has answered, it is told who is here and nothing else: what an earlier connection
+        said is gone with it.
+        """
+        if self._socket is None or not (self.attached or kind is Type.ATTACH):
             return
         self._unsent += encode(kind, 0, m.pack(message), checksum=None)
         self._write(None)

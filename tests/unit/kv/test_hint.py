@@ -87,6 +87,16 @@ def test_a_copy_is_refused_and_the_request_itself_may_ask_again():
     assert fault(raw, "chatcmpl-req-1-bbbb", NOW + 1, by) is HintFaultKind.REPLAYED
 
 
+def test_several_answers_to_one_prompt_are_one_use():
+    by = reader()
+    raw = signed()
+    for number in range(3):
+        by.read(raw, f"{number}_chatcmpl-req-1-aaaa", NOW)
+    by.read(raw, "chatcmpl-req-1-aaaa", NOW)
+    assert fault(raw, "0_chatcmpl-req-1-bbbb", NOW, by) is HintFaultKind.REPLAYED
+    assert fault(raw, "x_chatcmpl-req-1-aaaa", NOW, by) is HintFaultKind.REPLAYED
+
+
 def test_what_is_remembered_ends_with_the_hint(monkeypatch):
     by = reader()
     for number in range(50):

@@ -316,3 +316,20 @@ def test_parts_that_are_written_are_told(agent, worker):
     worker.written([handle])
     worker.written([])
     assert agent.heard(Type.WRITTEN) == m.Handles(pack_handles([handle]))
+
+
+def test_nothing_is_said_before_the_agent_has_answered(agent, scheduler):
+    """What an earlier connection was about is gone with it: an agent that hears of it first hangs up."""
+    scheduler.poll(0.0)
+    scheduler.ask("r", "t", (), hint=None, now=0.0)
+    scheduler.forget("r")
+    scheduler.finished("r")
+    scheduler.cancel(7)
+    scheduler.drop([Handle(1, 1)])
+    agent.accept()
+    agent.heard(Type.ATTACH)
+    agent.say(Type.ATTACHED, m.Attached(str(agent.arena.path), agent.arena.arena.identity))
+    agent.peer.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        agent.peer.recv(1)
+    assert agent.frames == []
