@@ -13,7 +13,7 @@ TEST_TOOLS := h11 hypothesis pytest pytest-asyncio pytest-timeout pytest-xdist t
 COMPILED_TESTS := $(addprefix tests/,unit/core unit/dataplane unit/telemetry contract property integration)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-compiled lint types check smoke bench bench-memory engine-env engine-test calibrate format wheel clean
+.PHONY: help demo test test-compiled lint types check smoke bench bench-memory engine-bench engine-demo engine-env engine-test calibrate format wheel clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -89,6 +89,12 @@ engine-test: $(STAMP) $(ENGINE_VENV)/.installed ## the connector inside real vLL
 
 calibrate: $(STAMP) $(ENGINE_VENV)/.installed ## the simulated replica beside a real vLLM
 	HOMING_ENGINE=$(ENGINE_VENV)/bin/python $(BIN)/python -m loadtest.calibrate
+
+engine-demo: $(VENV)/.installed-run $(ENGINE_VENV)/.installed ## a session goes on at another real vLLM, which pulls its KV
+	HOMING_ENGINE=$(ENGINE_VENV)/bin/python $(BIN)/python tests/engine/demo.py
+
+engine-bench: $(VENV)/.installed-run $(ENGINE_VENV)/.installed ## what pulling gains and the connector costs, on a real vLLM
+	HOMING_ENGINE=$(ENGINE_VENV)/bin/python $(BIN)/python tests/engine/measure.py
 
 engine-env: $(ENGINE_VENV)/.installed ## a real vLLM on the processor (2.2 GB, some minutes)
 

@@ -57,6 +57,8 @@ class _Attempt:
     computed: int = 0
     offered: int = 0
     order: Order | None = None
+    loaded: int = 0
+    """Of the order's blocks, from the first on, as far as is known."""
 
 
 class Offers:
@@ -135,6 +137,7 @@ class Offers:
             return None
         attempt.stage = Stage.LOADING
         attempt.order = Order(first, tuple(block_ids[first : first + count]))
+        attempt.loaded = count
         return attempt.order
 
     def failed(self, block_ids: Set[int], now: float) -> None:
@@ -148,16 +151,18 @@ class Offers:
             # What comes after the first that failed was not loaded for its sake.
             at = next((at for at, block in enumerate(order.block_ids) if block in block_ids), None)
             if at is not None and attempt.found is not None:
+                attempt.loaded = min(attempt.loaded, at)
                 bad = attempt.hashes[order.first + at]
                 self._failures.add(attempt.found.tenant, (bad,), now)
 
-    def loaded(self, request: str) -> bool:
-        """The load is over, whatever came of it; whether there was one."""
+    def loaded(self, request: str) -> range | None:
+        """The load is over: the prompt's blocks that came of it. `None`: there was no load."""
         attempt = self._attempts.get(request)
-        if attempt is None or attempt.stage is not Stage.LOADING:
-            return False
+        if attempt is None or attempt.stage is not Stage.LOADING or attempt.order is None:
+            return None
+        first = attempt.order.first
         attempt.stage, attempt.order = Stage.SPENT, None
-        return True
+        return range(first, first + attempt.loaded)
 
     def end(self, request: str) -> Stage | None:
         """The request is over; how far its attempt had come."""

@@ -23,13 +23,14 @@ class Full(NamedTuple):
 
 
 class _Table:
-    __slots__ = ("block_ids", "cursor", "full", "tenant")
+    __slots__ = ("block_ids", "cursor", "full", "loaded", "tenant")
 
     def __init__(self, tenant: str) -> None:
         self.tenant = tenant
         self.block_ids: list[int] = []
         self.cursor = 0
         self.full = 0
+        self.loaded = range(0)
 
 
 class Saves:
@@ -56,6 +57,11 @@ class Saves:
         """Whose blocks they are, said by who knows better."""
         if (table := self._tables.get(request)) is not None:
             table.tenant = tenant
+
+    def loaded(self, request: str, places: range) -> None:
+        """The agent brought the blocks at these places: it need not be given them."""
+        if (table := self._tables.get(request)) is not None:
+            table.loaded = places
 
     def replace(self, request: str, block_ids: Sequence[int]) -> None:
         """The request was scheduled for the first time, or anew after a preemption."""
@@ -88,7 +94,7 @@ class Saves:
         while table.cursor < table.full:
             place = table.cursor
             block_id = table.block_ids[place]
-            if block_id != NULL_BLOCK and not held(table.tenant, hashes[place]):
+            if block_id != NULL_BLOCK and place not in table.loaded and not held(table.tenant, hashes[place]):
                 yield Full(place, block_id, hashes[place])
             table.cursor = place + 1
 

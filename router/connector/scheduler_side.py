@@ -195,7 +195,9 @@ class SchedulerSide:
         self._offers.failed(missing, now)
         for request in finished:
             self._loading.pop(request, None)
-            if self._offers.loaded(request) and self._client is not None:
+            places = self._offers.loaded(request)
+            if places is not None and self._client is not None:
+                self._saves.loaded(request, places)
                 self._client.forget(request)
         self._show(now)
 

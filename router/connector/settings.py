@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, get_args
 
-Mode = Literal["off", "push-pool", "both"]
+Mode = Literal["off", "both"]
 
 
 class SettingsFault(ValueError):
@@ -23,8 +23,8 @@ class Settings:
     engine: str = "engine"
     """Names this engine at its agent: each engine of an agent needs its own."""
     mode: Mode = "both"
-    """`off`: neither pull nor push. `push-pool`: for experiments, with an agent that knows the pool and no
-    peers. `both`: pull from whoever holds it, offer what was computed."""
+    """`off`: neither load nor save. `both`: load what the agent has or can pull, save what was computed. Whom
+    the agent pulls from and pushes to is its own setting, `push-pool` among them."""
     min_tokens: int = 64
     """Fewer tokens than this are computed rather than loaded."""
     stall_s: float = 0.150

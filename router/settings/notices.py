@@ -39,9 +39,7 @@ POLICY: Final[Sequence[Unused]] = (
 def config_notices(document: Document) -> list[str]:
     """Notices on a config file that is without fault."""
     notices = _of(document, CONFIG)
-    places = [*_places(document, ("replicas", "*", "verify"))]
-    places += [("discovery", kind, "verify") for kind in ("dns", "kubernetes")]
-    for loc in places:
+    for loc in _places(document, ("replicas", "*", "verify")):
         if document.at(*loc) is False:
             what = (
                 f"{dotted(loc)}: its certificate is not checked: whoever can answer in its place reads every"

@@ -38,8 +38,8 @@ def test_an_answer_becomes_an_offer_and_the_offer_an_order() -> None:
     assert offer(offers, found(7), computed=3) == Verdict(4)
     assert offers.begin("r", 4, range(100, 110)) == Order(3, (103, 104, 105, 106))
     assert offers.stage("r") is Stage.LOADING
-    assert offers.loaded("r")
-    assert not offers.loaded("r")
+    assert offers.loaded("r") == range(3, 7)
+    assert offers.loaded("r") is None
 
 
 def test_a_prompt_of_too_few_blocks_is_not_asked_about() -> None:
@@ -124,7 +124,7 @@ def test_a_block_that_failed_ends_the_prefix_for_others_for_a_while() -> None:
     offer(offers, found(7))
     offers.begin("r", 7, range(100, 107))
     offers.failed({105, 106, 999}, 0.0)
-    offers.loaded("r")
+    assert offers.loaded("r") == range(5)
     offers.arrive("s", "t", HASHES)
     assert offer(offers, found(7), request="s", now=1.0) == Verdict(5)
     offers.arrive("u", "t", HASHES)

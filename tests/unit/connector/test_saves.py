@@ -71,6 +71,12 @@ def test_what_the_agent_holds_is_not_saved_again() -> None:
     assert [one.place for one in full] == [0, 2]
 
 
+def test_what_the_agent_brought_is_not_saved_again() -> None:
+    saves = running([5, 6, 7])
+    saves.loaded("r", range(1, 2))
+    assert places(saves, 3, 3) == [0, 2]
+
+
 def test_blocks_of_a_preempted_request_are_its_new_ones() -> None:
     saves = running([5, 6, 7])
     assert places(saves, 1, 3) == [0]

@@ -160,6 +160,15 @@ def test_what_the_agent_holds_is_not_copied_again(engine: LittleEngine) -> None:
     assert (engine.counting.take() or {})["saved_blocks"] == 4
 
 
+def test_what_the_agent_brought_is_not_copied_back(engine: LittleEngine) -> None:
+    engine.agent.reserved = [handle for _ in range(20) if (handle := engine.agent.arena.put(b"\0" * 32))]
+    load = parked(engine)
+    engine.agent.land(load, 3)
+    load.end = "stall"
+    run(engine)
+    assert [hash_ for _, hash_ in engine.agent.held] == chain(0, 8)[3:]
+
+
 def test_what_gets_no_slot_is_counted_when_it_is_lost(engine: LittleEngine) -> None:
     engine.agent.reserved = [handle for _ in range(1) if (handle := engine.agent.arena.put(b"\0" * 32))]
     engine.add("r", 0, 4, 0, 0)

@@ -10,11 +10,11 @@ def test_nothing_given_is_the_defaults() -> None:
 
 
 def test_values_are_taken_and_whole_numbers_may_stand_for_seconds() -> None:
-    given = read_settings({"agent": "/tmp/a.sock", "engine": "r1", "mode": "push-pool", "deadline_s": 3})
+    given = read_settings({"agent": "/tmp/a.sock", "engine": "r1", "mode": "off", "deadline_s": 3})
     assert (given.agent, given.engine, given.mode, given.deadline_s) == (
         "/tmp/a.sock",
         "r1",
-        "push-pool",
+        "off",
         3.0,
     )
     assert isinstance(given.deadline_s, float)
@@ -31,7 +31,7 @@ def test_values_are_taken_and_whole_numbers_may_stand_for_seconds() -> None:
         ({"stall_s": "1"}, "stall_s: '1' is no number"),
         ({"stall_s": 0}, "stall_s: 0.0 is not between"),
         ({"deadline_s": float("nan")}, "deadline_s: nan is not between"),
-        ({"mode": "pull"}, "mode: 'pull' is none of off, push-pool, both"),
+        ({"mode": "push-pool"}, "mode: 'push-pool' is none of off, both"),
         ({"headroom": 0.5}, "headroom: 0.5 is not between"),
         ({"slots_ahead": -1}, "slots_ahead: -1 is negative"),
     ],

@@ -1,0 +1,441 @@
+"""Real vLLM engines on this machine's processor, each with the connector and a KV agent of its own.
+
+Only for `make engine-test`: HOMING_ENGINE names the Python that has vLLM.
+"""
+
+import json
+import os
+import random
+import re
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from router.kv.hint import sign
+
+TREE: Final = Path(__file__).parents[2]
+SECRET: Final = "a secret of the fleet for tests, long enough"
+BLOCK: Final = 64
+"""Tokens; the model's tokens are bytes."""
+READY_S: Final = 90.0
+
+
+def engine_python() -> str:
+    """The Python that has vLLM."""
+    return str(Path(os.environ["HOMING_ENGINE"]).absolute())
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def make_model(folder: Path, *more: str) -> Path:
+    """The small model; a folder that has one is used as it is."""
+    if not (folder / "model.safetensors").exists():
+        script = TREE / "tools" / "engine" / "make_model.py"
+        subprocess.run([engine_python(), str(script), str(folder), *more], check=True, capture_output=True)
+    return folder
+
+
+@dataclass
+class AgentProcess:
+    """A KV agent beside one replica."""
+
+    name: str
+    folder: Path
+    port: int = field(default_factory=free_port)
+    secret: str = SECRET
+    peers: Mapping[str, int] = field(default_factory=dict)
+    arena_folder: Path = Path("/dev/shm")
+    arena_mib: int = 512
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def socket(self) -> Path:
+        """Where its engine finds it."""
+        return self.folder / f"{self.name}.sock"
+
+    def start(self) -> None:
+        """Start it and wait until it listens."""
+        config = self.folder / f"{self.name}.yaml"
+        config.write_text(json.dumps(self._config()))
+        log = (self.folder / f"{self.name}.agent.log").open("ab")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "router.cli", "kv-agent", "-c", str(config)],
+            stdout=log,
+            stderr=log,
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": str(TREE)},
+        )
+        log.close()
+        until = time.monotonic() + READY_S
+        while not self._answers():
+            if self.process.poll() is not None or time.monotonic() > until:
+                raise RuntimeError((self.folder / f"{self.name}.agent.log").read_text()[-2000:])
+            time.sleep(0.05)
+
+    def _config(self) -> dict[str, Any]:
+        return {
+            "version": 1,
+            "kv_agent": self.name,
+            "listen": f"127.0.0.1:{self.port}",
+            "metrics": None,
+            "socket": str(self.socket),
+            "arena": {"folder": str(self.arena_folder), "size": f"{self.arena_mib}MiB"},
+            "peers": [{"name": name, "address": f"127.0.0.1:{port}"} for name, port in self.peers.items()],
+            "secret_file": str(self._secret_file()),
+        }
+
+    def _secret_file(self) -> Path:
+        path = self.folder / f"{self.name}.secret"
+        path.write_text(self.secret)
+        path.chmod(0o600)
+        return path
+
+    def _answers(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(str(self.socket))
+            except OSError:
+                return False
+        return True
+
+    def kill(self) -> None:
+        """As if its machine had lost power."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """As an operator does."""
+        self._end(signal.SIGTERM)
+
+    def pause(self) -> None:
+        """It is there and says nothing more."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
+
+    def _end(self, number: signal.Signals) -> None:
+        if self.process is not None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.send_signal(number)
+            self.process.wait(15)
+            self.process = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a replica answered to a prompt."""
+
+    status: int
+    body: Mapping[str, Any]
+    seconds: float
+
+    @property
+    def said(self) -> tuple[str, Any]:
+        """The text, and the log-probabilities of each of its tokens and of those that came close."""
+        choice = self.body["choices"][0]
+        text = choice["text"] if "text" in choice else choice["message"]["content"]
+        return text, choice["logprobs"]
+
+    @property
+    def cached(self) -> int:
+        """Tokens that were not computed, whether they lay here or were loaded."""
+        return int(self.body["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    @property
+    def prompt_tokens(self) -> int:
+        return int(self.body["usage"]["prompt_tokens"])
+
+
+class Replica:
+    """A real engine."""
+
+    def __init__(self, name: str, port: int, log: Path, agent: AgentProcess | None) -> None:
+        self.name = name
+        self.log = log
+        self.agent = agent
+        self.url = f"http://127.0.0.1:{port}"
+        self.client = httpx.Client(base_url=self.url, timeout=60)
+        self.asked = 0
+
+    def ask(
+        self,
+        prompt: str | Sequence[Mapping[str, Any]],
+        *,
+        sources: Sequence[str] | None = None,
+        tenant: str = "",
+        tokens: int = 1,
+        hint: Mapping[str, Any] | None = None,
+        secret: str = SECRET,
+        timeout_s: float = 60,
+        **body: Any,
+    ) -> Answer:
+        """Greedy. With `sources`, the request carries a hint for them, signed as the router signs it; `hint`
+        is put into it after it was signed. After `timeout_s` the client leaves."""
+        self.asked += 1
+        request = f"test-{self.name}-{os.getpid()}-{self.asked}-{time.monotonic_ns()}"
+        chat = not isinstance(prompt, str)
+        sent: dict[str, Any] = {
+            "model": "tiny",
+            "temperature": 0,
+            "max_tokens": tokens,
+            ("messages" if chat else "prompt"): prompt,
+            **({"logprobs": True, "top_logprobs": 3} if chat else {"logprobs": 3}),
+            **body,
+        }
+        if tenant:
+            sent["cache_salt"] = tenant
+        if sources is not None:
+            made = make_hint(sources, tenant)
+            signed = sign(made, secret=secret.encode(), replica=self.name, request=request)
+            sent["kv_transfer_params"] = {"homing": {**signed, **(hint or {})}}
+        path = "/v1/chat/completions" if chat else "/v1/completions"
+        began = time.perf_counter()
+        answer = self.client.post(path, json=sent, headers={"X-Request-Id": request}, timeout=timeout_s)
+        return Answer(answer.status_code, answer.json(), time.perf_counter() - began)
+
+    def metrics(self) -> "Metrics":
+        return Metrics(self.client.get("/metrics").text)
+
+    def is_well(self) -> bool:
+        try:
+            return self.client.get("/health").status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def forget_cache(self) -> None:
+        """Empty the engine's own cache; the agent keeps what it has."""
+        self.client.post("/reset_prefix_cache").raise_for_status()
+
+    def await_idle(self, seconds: float = 20.0) -> "Metrics":
+        """Until nothing runs or waits and no block is taken."""
+        until = time.monotonic() + seconds
+        while True:
+            found = self.metrics()
+            taken = found.sum("vllm:num_requests_running") + found.sum("vllm:num_requests_waiting")
+            if not taken and not found.sum("vllm:kv_cache_usage_perc"):
+                return found
+            if time.monotonic() > until:
+                usage = found.sum("vllm:kv_cache_usage_perc")
+                raise AssertionError(f"{self.name}: {taken} requests, {usage} of the blocks taken")
+            time.sleep(0.1)
+
+
+class Metrics:
+    """One reading of a replica's `/metrics`."""
+
+    _LINE: Final = re.compile(r"([a-zA-Z_:]+)(?:\{(.*)\})? (\S+)$")
+
+    def __init__(self, text: str) -> None:
+        self.samples: list[tuple[str, str, float]] = []
+        for line in text.splitlines():
+            if not line.startswith("#") and (found := self._LINE.match(line)):
+                self.samples.append((found[1], found[2] or "", float(found[3])))
+
+    def sum(self, name: str, **labels: str) -> float:
+        """Over all engines; labels that are not named do not matter."""
+        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        return sum(
+            value for found, has, value in self.samples if found == name and all(one in has for one in wanted)
+        )
+
+    def about(self, prefix: str = "vllm:homing_") -> str:
+        """What there is of these, for a failed test to show."""
+        return "\n".join(
+            f"{name}{{{labels}}} {value:g}"
+            for name, labels, value in self.samples
+            if name.startswith(prefix) and not name.endswith(("_bucket", "_created"))
+        )
+
+    def loaded_tokens(self) -> float:
+        """Prompt tokens whose KV came through the connector."""
+        return self.sum("vllm:prompt_tokens_by_source_total", source="external_kv_transfer")
+
+
+def make_hint(sources: Sequence[str], tenant: str = "", **values: Any) -> dict[str, Any]:
+    """A hint before it is signed."""
+    return {
+        "v": 1,
+        "session": "s",
+        "tenant": tenant,
+        "sources": list(sources),
+        "epoch": 1,
+        "stall_ms": 1000,
+        "deadline_ms": 10_000,
+        "system_tokens": 0,
+        "exp": int(time.time()) + 60,
+        **values,
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """An engine to be started."""
+
+    name: str
+    agent: AgentProcess | None = None
+    apart: bool = False
+    """Scheduler and worker in processes of their own."""
+    blocks: int = 600
+    connector: Mapping[str, Any] | None = field(default_factory=dict)
+    """More of the connector's settings; `None`: no connector."""
+    arguments: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def spec(self, port: int, folder: Path, model: Path) -> dict[str, Any]:
+        """As `tools/engine/start.py` takes it."""
+        arguments = [
+            *(
+                "--model",
+                str(model),
+                "--served-model-name",
+                "tiny",
+                "--host",
+                "127.0.0.1",
+                "--port",
+                str(port),
+            ),
+            *("--dtype", "float32", "--enforce-eager", "--max-model-len", "16384"),
+            *("--block-size", str(BLOCK), "--num-gpu-blocks-override", str(self.blocks)),
+            *("--max-num-batched-tokens", "2048", "--enable-prompt-tokens-details"),
+            *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+            *self.arguments,
+        ]
+        if self.connector is not None:
+            arguments += ["--kv-transfer-config", json.dumps(self.transfer_config(folder))]
+        return {
+            "arguments": arguments,
+            "log": str(folder / f"{self.name}.engine.log"),
+            "environment": {
+                "VLLM_ENABLE_V1_MULTIPROCESSING": "1" if self.apart else "0",
+                **self.environment,
+            },
+        }
+
+    def transfer_config(self, folder: Path) -> dict[str, Any]:
+        """What goes to `--kv-transfer-config`."""
+        agent = self.agent.socket if self.agent is not None else folder / "no-agent.sock"
+        return {
+            "kv_connector": "HomingConnector",
+            "kv_connector_module_path": "router.connector",
+            "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {"agent": str(agent), "engine": self.name, **(self.connector or {})},
+        }
+
+
+def engine_environment(**more: str) -> dict[str, str]:
+    """Small and quiet: one thread each, no hub, no usage report."""
+    return {
+        **os.environ,
+        "PYTHONPATH": str(TREE),
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_PLUGINS": "",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_SERVER_DEV_MODE": "1",
+        "OMP_NUM_THREADS": "1",
+        **more,
+    }
+
+
+@contextmanager
+def engines(plans: Sequence[Plan], folder: Path, model: Path) -> Iterator[dict[str, Replica]]:
+    """Start them, warm them up, and stop them at the end."""
+    ports = [free_port() for _ in plans]
+    replicas: dict[str, Replica] = {}
+    specs = [plan.spec(port, folder, model) for plan, port in zip(plans, ports, strict=True)]
+    with tempfile.TemporaryFile() as trouble:
+        starter = subprocess.Popen(
+            [engine_python(), str(TREE / "tools" / "engine" / "start.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=trouble,
+            cwd=folder,
+            env=engine_environment(),
+        )
+        assert starter.stdin is not None
+        try:
+            starter.stdin.write(json.dumps(specs).encode() + b"\n")
+            starter.stdin.flush()
+            replicas = {
+                plan.name: Replica(plan.name, port, Path(spec["log"]), plan.agent)
+                for plan, port, spec in zip(plans, ports, specs, strict=True)
+            }
+            _await_ready(starter, list(replicas.values()))
+            for replica in replicas.values():
+                # The first prompts of an engine pay for what is made on first use, and meet the agent.
+                for number in range(3):
+                    replica.ask(f"warm up {replica.name} {number} " * 40, tokens=4)
+            yield replicas
+        finally:
+            starter.stdin.close()
+            starter.wait(40)
+            assert starter.stdout is not None
+            starter.stdout.close()
+            for replica in replicas.values():
+                replica.client.close()
+
+
+@contextmanager
+def fleet(folder: Path, names: str, **plan: Any) -> Iterator[dict[str, Replica]]:
+    """Replicas of these names, a KV agent beside each that knows all others; `plan` is for all of them."""
+    model = make_model(folder.parent / "model")
+    arenas = Path(tempfile.mkdtemp(prefix="homing-test-", dir="/dev/shm"))
+    agents = {name: AgentProcess(name, folder, arena_folder=arenas) for name in names}
+    # On a busy machine a pull may take longer than computing: in tests it is to be right, not fast.
+    connector = {"deadline_share": 600, **plan.pop("connector", {})}
+    plans = [Plan(name=name, agent=agent, connector=connector, **plan) for name, agent in agents.items()]
+    try:
+        for agent in agents.values():
+            agent.peers = {peer.name: peer.port for peer in agents.values() if peer is not agent}
+            agent.start()
+        with engines(plans, folder, model) as replicas:
+            yield replicas
+    finally:
+        for agent in agents.values():
+            agent.stop()
+        shutil.rmtree(arenas)
+
+
+_WORDS: Final = ("read", "the", "file", "and", "tell", "me", "what", "it", "does", "before", "a", "line")
+
+
+def text(chance: random.Random, length: int) -> str:
+    """So many tokens: the model's tokens are bytes."""
+    words = ""
+    while len(words) < length:
+        words += f"{chance.choice(_WORDS)} {chance.randrange(1000)} "
+    return words[:length]
+
+
+def _await_ready(starter: subprocess.Popen[bytes], replicas: Sequence[Replica]) -> None:
+    until = time.monotonic() + READY_S
+    waiting = list(replicas)
+    while waiting:
+        waiting = [replica for replica in waiting if not replica.is_well()]
+        if waiting and (starter.poll() is not None or time.monotonic() > until):
+            raise RuntimeError(f"{waiting[0].name} does not start:\n{_tail(waiting[0].log)}")
+        select.select([], [], [], 0.2)
+
+
+def _tail(log: Path) -> str:
+    return log.read_text(errors="replace")[-3000:] if log.exists() else "no log"
