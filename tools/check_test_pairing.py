@@ -27,6 +27,7 @@ TESTED_ELSEWHERE: Mapping[str, str] = {
     "router/connector/metrics.py": "tests/engine/inside/test_metrics.py",
     # KV agents are tested in pairs, with engines, a gateway and a faulty network between them.
     "router/kv/agent.py": "tests/integration/test_kv_agents.py",
+    "router/kv/agent_figures.py": "tests/integration/test_kv_agents.py",
     "router/kv/engines.py": "tests/integration/test_kv_agents.py",
     "router/kv/gateway.py": "tests/integration/test_kv_gateway.py",
     "router/kv/lending.py": "tests/integration/test_kv_gateway.py",

@@ -9,17 +9,18 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from router.base.clock import Clock, SystemClock
 from router.base.tasks import TaskOwner
 from router.kv import messages as m
+from router.kv.agent_figures import PULL_SECONDS, agent_figures
 from router.kv.arena import ArenaOwner, Handle, arena_path, remove_leftovers
 from router.kv.breaker import BreakerState
 from router.kv.config import AgentConfig
 from router.kv.engines import EngineHub, Prospect
-from router.kv.exposition import Figure, MetricsServer
+from router.kv.exposition import Histogram, MetricsServer, exposition
 from router.kv.hint import Hint, HintFault, HintReader
 from router.kv.keys import BlockHash, BlockKey, Namespace, SpaceId, pack_hashes, unpack_hashes
 from router.kv.lending import chain_of, lend_block
@@ -37,6 +38,8 @@ from router.kv.wire import Type
 _log = logging.getLogger(__name__)
 
 _TICK_S: Final = 1.0
+_HEADROOM: Final = 1.5
+"""A pull is begun only where so many times its blocks are free or can be freed."""
 _ASK_S: Final = ANSWER_S * 0.6
 """For the sources' answers: the rest of the engine's patience is for the way there and back."""
 
@@ -68,11 +71,12 @@ class Agent:
             if config.mode == "both" or (config.mode == "push-pool" and peer.is_pool)
         }
         self.pusher = Pusher([one for one in self.sources.values() if one.peer.is_pool], config.push_blocks)
-        self.metrics = MetricsServer(self.figures)
+        self.metrics = MetricsServer(self.exposition)
         self._puller: Puller | None = None
         self._hints = HintReader(secret=config.secret, replica=config.name)
         self._counts: Counter[str] = Counter()
         self._hints_refused: Counter[str] = Counter()
+        self._pull_seconds = Histogram(PULL_SECONDS)
         self._making = asyncio.Lock()
 
     async def start(self) -> None:
@@ -160,6 +164,8 @@ class Agent:
             if usable:
                 blocks = m.Blocks(space, tenant, pack_hashes(hashes[len(local) :]))
                 found = await ask_sources(usable, blocks, _ASK_S)
+        if found and found[0][1] * _HEADROOM > self.shelf.room - self.hub.held_blocks - len(local):
+            found, reason = [], "pressure"
         blocks_found = len(local) + (found[0][1] if found else 0)
         self._counts["hit_blocks"] += blocks_found
         return Prospect(
@@ -178,9 +184,12 @@ class Agent:
     async def pull(self, pull: Pull) -> str:
         if self._puller is None:
             return "disconnected"
+        began = self.clock.now()
         reason = await self._puller.run(pull)
         self._counts["pulls"] += 1
         self._counts["pulls_failed"] += reason not in {"done", "cancelled"}
+        if reason != "cancelled":
+            self._pull_seconds.observe(self.clock.now() - began)
         return reason
 
     def stored(self, block: Block[Handle]) -> None:
@@ -276,8 +285,9 @@ class Agent:
                 stall_s=max(self.config.stall_s, 0.5),
                 until=until,
                 now=self.clock.now(),
+                ahead=True,
             )
-            reason = await self._puller.run(pull)
+            reason = await self.pull(pull)
             self._counts["prefetched_blocks"] += landed
             return m.Done(landed, landed * shelf.block_bytes, reason)
         return m.Done(0, 0, reason)
@@ -333,6 +343,8 @@ class Agent:
             "pulls_total": self._counts["pulls"],
             "pulls_failed_total": self._counts["pulls_failed"],
             "prefetched_blocks_total": self._counts["prefetched_blocks"],
+            "prefetch_hit_blocks_total": 0 if counts is None else counts.ahead_used,
+            "prefetch_wasted_bytes_total": 0 if counts is None else counts.ahead_wasted_bytes,
             "loads_short_total": self.hub.loads_short,
             "damaged_total": (0 if self._puller is None else self._puller.damaged)
             + (0 if counts is None else counts.damaged),
@@ -350,58 +362,20 @@ class Agent:
         }
         return {name: float(value) for name, value in figures.items()}
 
-    def figures(self) -> Iterable[Figure]:
+    def exposition(self) -> str:
         """For the scraper."""
-        for name, value in self.stats().items():
-            yield Figure.of(name, _HELP[name], value)
-        now = self.clock.now()
-        sources = list(self.sources.values())
-        yield Figure.by(
-            "source_up",
-            "Whether a source is connected.",
-            "source",
-            [(s.name, s.is_connected) for s in sources],
+        text = exposition(
+            agent_figures(
+                self.stats(),
+                list(self.sources.values()),
+                self.clock.now(),
+                hints_refused=self._hints_refused,
+                connections_refused=self.server.refused,
+                evicted={} if self.shelf is None else self.shelf.store.counts.evicted,
+            )
         )
-        yield Figure(
-            "source_state",
-            "1 for the state that a source's breaker is in.",
-            tuple(
-                ((("source", one.name), ("state", state.value)), float(one.breaker.state(now) is state))
-                for one in sources
-                for state in BreakerState
-            ),
-        )
-        yield Figure(
-            "source_pulls_failed_total",
-            "Pulls from a source that failed, by reason.",
-            tuple(
-                ((("source", one.name), ("reason", reason)), float(count))
-                for one in sources
-                for reason, count in one.failed.items()
-            ),
-        )
-        yield Figure.by(
-            "source_bytes_per_second", "Speed of a source's latest pulls.", "source",
-            [(s.name, s.bytes_per_s) for s in sources],
-        )  # fmt: skip
-        yield Figure.by(
-            "source_mismatch", "Whether a source's namespace differs.", "source",
-            [(s.name, bool(s.mismatch)) for s in sources],
-        )  # fmt: skip
-        yield Figure.by(
-            "hints_refused_by_reason_total",
-            "Hints that were not followed.",
-            "reason",
-            self._hints_refused.items(),
-        )
-        yield Figure.by(
-            "connections_refused_total", "Connections turned away.", "reason", self.server.refused.items()
-        )
-        if self.shelf is not None:
-            yield Figure.by(
-                "evicted_total", "Blocks given up for room.", "zone",
-                [(zone.value, count) for zone, count in self.shelf.store.counts.evicted.items()],
-            )  # fmt: skip
+        lines = self._pull_seconds.lines("pull_seconds", "Seconds that loads and prefetches took.")
+        return text + "\n".join(lines) + "\n"
 
     # Inside.
 
@@ -433,29 +407,3 @@ class Agent:
 
     def _nothing(self, tenant: str, reason: str) -> Prospect:
         return Prospect(tenant, "", (), 0, 0, (), 0.0, 0.0, 0, reason)
-
-
-_HELP: Final = {
-    "queries_total": "Prefixes that engines asked for.",
-    "query_blocks_total": "Blocks that engines asked for.",
-    "hit_blocks_total": "Blocks of those that could be had.",
-    "pulled_bytes_total": "Bytes from sources.",
-    "served_bytes_total": "Bytes to peers.",
-    "pushed_bytes_total": "Bytes to the pool.",
-    "pulls_total": "Loads and prefetches.",
-    "pulls_failed_total": "Loads and prefetches that ended before all was there.",
-    "prefetched_blocks_total": "Blocks that came before they were asked for.",
-    "loads_short_total": "Loads of which the engine had to compute a rest.",
-    "damaged_total": "Blocks whose bytes were not what they should be.",
-    "quarantined_total": "Slots that are not used any more, since their bytes changed.",
-    "conflicts_total": "Blocks that were offered again with other bytes.",
-    "dropped_total": "Blocks of the engine that were not stored or not pushed.",
-    "evicted_blocks_total": "Blocks given up for room.",
-    "hints_refused_total": "Hints that were not followed.",
-    "push_queue_blocks": "Blocks that wait to be pushed.",
-    "breaker_open": "Sources that nothing is pulled from at the moment.",
-    "pool_pressure": "1 while nothing is pulled from the pool.",
-    "slots": "Blocks that the arena has room for.",
-    "slots_free": "Slots without a block.",
-    "blocks": "Blocks held.",
-}

@@ -141,6 +141,11 @@ class EngineHub:
         """Loads that ended before all was there."""
 
     @property
+    def held_blocks(self) -> int:
+        """Blocks on their way into an engine: giving them up would free nothing yet."""
+        return sum(len(load.handles) for engine in self._engines.values() for load in engine.loads.values())
+
+    @property
     def engines(self) -> int:
         return len(self._engines)
 
@@ -224,6 +229,8 @@ class EngineHub:
             refused = m.Refused("namespace", str(error)[:1024])
         except ArenaFault as error:
             refused = m.Refused("arena", str(error)[:1024])
+        if connection.is_lost:
+            return
         if refused is not None or shelf is None:
             assert refused is not None
             _log.warning("engine %s is not served: %s", message.engine, refused.text)
@@ -312,6 +319,8 @@ class EngineHub:
         if message.load in engine.loads:
             raise WireFault("one number for two loads")
         engine.loads[message.load] = load
+        if found is None:  # forgotten, or never asked
+            load.pull.cancel()
         self._host.tasks.spawn(self._run(engine, message.load, load), name=f"kv load {message.load}")
 
     async def _run(self, engine: _Engine, number: int, load: _Load) -> None:
@@ -533,6 +542,10 @@ class _Connection(asyncio.Protocol):
         if self._transport.get_write_buffer_size() > _UNREAD:
             _log.warning("an engine does not read what it is told; its connection is ended")
             self._transport.abort()
+
+    @property
+    def is_lost(self) -> bool:
+        return self._transport is None
 
     def abort(self) -> None:
         """Whatever is still to be said."""

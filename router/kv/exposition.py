@@ -5,6 +5,7 @@ listens on loopback unless told otherwise.
 """
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Final, NamedTuple
@@ -34,6 +35,36 @@ class Figure(NamedTuple):
         return cls(name, help_, tuple((((label, key),), value) for key, value in values))
 
 
+class Histogram:
+    """How often a value was at most so much: for what is worth knowing more of than its mean."""
+
+    __slots__ = ("_bounds", "_counts", "_sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        """`bounds`: ascending."""
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    @property
+    def count(self) -> int:
+        return sum(self._counts)
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def lines(self, name: str, help_: str) -> list[str]:
+        """As Prometheus has it: each bucket counts those before it, too."""
+        name = f"homing_kv_{name}"
+        lines = [f"# HELP {name} {help_}", f"# TYPE {name} histogram"]
+        reached = 0
+        for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
+            reached += count
+            lines.append(f'{name}_bucket{{le="{bound}"}} {reached}')
+        return [*lines, f"{name}_sum {self._sum:.17g}", f"{name}_count {reached}"]
+
+
 def exposition(figures: Iterable[Figure]) -> str:
     """The text that a scraper reads."""
     lines: list[str] = []
@@ -50,8 +81,8 @@ def exposition(figures: Iterable[Figure]) -> str:
 class MetricsServer:
     """Answers `/metrics` and `/livez`."""
 
-    def __init__(self, figures: Callable[[], Iterable[Figure]]) -> None:
-        self._figures = figures
+    def __init__(self, text: Callable[[], str]) -> None:
+        self._text = text
         self._server: asyncio.Server | None = None
         self._open = 0
 
@@ -98,7 +129,7 @@ class MetricsServer:
         if path == b"/livez":
             return _response("200 OK", "text/plain", b"alive\n", body=method == b"GET")
         if path == b"/metrics":
-            text = exposition(self._figures()).encode()
+            text = self._text().encode()
             return _response(
                 "200 OK", "text/plain; version=0.0.4; charset=utf-8", text, body=method == b"GET"
             )

@@ -18,7 +18,7 @@ from router.kv import messages as m
 from router.kv.checksum import checksum
 from router.kv.config import GatewayConfig
 from router.kv.disk import DiskFault, DiskTier, Found
-from router.kv.exposition import Figure, MetricsServer
+from router.kv.exposition import Figure, MetricsServer, exposition
 from router.kv.keys import ROOT, BlockHash, BlockKey, Namespace, SpaceId
 from router.kv.lending import chain_of, head_of, wanted_of
 from router.kv.local import LEASE_S
@@ -61,7 +61,7 @@ class Gateway:
         self.server = Server(
             self, name=config.name, secret=config.secret, life=self.life, max_block=config.max_block_bytes
         )
-        self.metrics = MetricsServer(self.figures)
+        self.metrics = MetricsServer(lambda: exposition(self.figures()))
         self.counts: Counter[str] = Counter()
         self._spaces: OrderedDict[SpaceId, Namespace] = OrderedDict()
         self._resident: OrderedDict[BlockKey, Block[Copy]] = OrderedDict()

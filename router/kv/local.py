@@ -513,9 +513,8 @@ class WorkerClient:
         return loading
 
     def _map(self, message: m.Attached) -> None:
-        old, self.arena = self.arena, None
-        if old is not None:
-            old.close()
+        # An earlier one stays mapped for as long as somebody holds a piece of it.
+        self.arena = None
         try:
             self.arena = Arena.attach(message.arena, message.identity)
         except ArenaFault as error:

@@ -28,14 +28,18 @@ _CHECKED_AT_ONCE: Final = 2 << 20
 class Pull:
     """Somebody's wish for blocks. Hands them over in order, each with a reference that is the taker's."""
 
-    __slots__ = ("_ahead", "_give", "cancelled", "changed", "given", "keys", "progress", "session", "sources",
-                 "stall_s", "system_blocks", "tried", "until")  # fmt: skip
+    __slots__ = (
+        "_early", "_give", "ahead", "cancelled", "changed", "given", "keys", "progress", "session", "sources",
+        "stall_s", "system_blocks", "tried", "until",
+    )  # fmt: skip
 
     def __init__(
         self, keys: Sequence[BlockKey], sources: Iterable[Source], give: Callable[[list[Handle]], None], *,
         session: str, system_blocks: int, stall_s: float, until: float, now: float,
+        ahead: bool = False,
     ) -> None:  # fmt: skip
-        """`system_blocks`: so many of the first keys are system blocks. `until`: the deadline."""
+        """`system_blocks`: so many of the first keys are system blocks. `until`: the deadline.
+        `ahead`: nobody has asked for them yet."""
         self.keys = keys
         self.sources = list(sources)
         """The best first."""
@@ -43,6 +47,7 @@ class Pull:
         self.system_blocks = system_blocks
         self.stall_s = stall_s
         self.until = until
+        self.ahead = ahead
         self.progress = now
         """When bytes came last."""
         self.given = 0
@@ -50,7 +55,7 @@ class Pull:
         self.cancelled = False
         self.changed = asyncio.Event()
         self._give = give
-        self._ahead: dict[int, Handle] = {}
+        self._early: dict[int, Handle] = {}
 
     def cancel(self) -> None:
         """It is not wanted any more."""
@@ -59,14 +64,14 @@ class Pull:
 
     def missing(self) -> list[int]:
         """Which have not come, by number."""
-        return [at for at in range(self.given, len(self.keys)) if at not in self._ahead]
+        return [at for at in range(self.given, len(self.keys)) if at not in self._early]
 
     def take(self, at: int, handle: Handle) -> None:
         """A block has come, with a reference. Given on once all before it are there."""
-        self._ahead[at] = handle
+        self._early[at] = handle
         ready: list[Handle] = []
-        while self.given in self._ahead:
-            ready.append(self._ahead.pop(self.given))
+        while self.given in self._early:
+            ready.append(self._early.pop(self.given))
             self.given += 1
         if ready:
             self._give(ready)
@@ -75,8 +80,8 @@ class Pull:
 
     def left_over(self) -> list[Handle]:
         """Blocks behind a gap: of no use to anybody."""
-        ahead, self._ahead = list(self._ahead.values()), {}
-        return ahead
+        early, self._early = list(self._early.values()), {}
+        return early
 
 
 class _Flight:
@@ -170,6 +175,8 @@ class _Flight:
         now = self._owner.clock.now()
         # Where it cannot be kept, for want of its parent or its quota, those who wait for it get it still.
         shelf.keep(key, BlockHash(head.parent), handle, total, zone=zone, session=self.session, now=now)
+        if all(pull.ahead for pull in self._riders) and (kept := shelf.store.get(key)) is not None:
+            kept.ahead = True
         self._at += 1
         self._owner.flights.pop(key, None)
         for pull, wanted in tuple(self._riders.items()):

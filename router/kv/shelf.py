@@ -37,6 +37,11 @@ class Shelf:
         """Slots that are not used any more."""
         return len(self._set_aside)
 
+    @property
+    def room(self) -> int:
+        """Slots that are free, or hold nothing but a block that may be given up unless somebody needs it."""
+        return self.owner.free + len(self.store)
+
     def slot(self, now: float, *, hard: bool) -> Handle | None:
         """A slot with one reference, the caller's. `hard`: even if an active session's block goes for it."""
         self.owner.sweep(now)

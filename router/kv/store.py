@@ -87,8 +87,10 @@ class _Session:
 class Block(Generic[P]):
     """A block that is held."""
 
-    __slots__ = ("_policy", "checksum", "children", "depth", "heat", "key", "leased_until", "owner", "parent",
-                 "place", "sharers", "size", "tails", "used", "zone")  # fmt: skip
+    __slots__ = (
+        "_policy", "ahead", "checksum", "children", "depth", "heat", "key", "leased_until", "owner", "parent",
+        "place", "sharers", "size", "tails", "used", "zone",
+    )  # fmt: skip
 
     def __init__(
         self, policy: StorePolicy, key: BlockKey, parent: BlockHash, place: P, checksum: int, size: int
@@ -102,6 +104,8 @@ class Block(Generic[P]):
         self.checksum = checksum
         self.size = size
         self.zone = Zone.SESSION
+        self.ahead = False
+        """Brought here before anybody asked, and not used since."""
         self.children = 0
         self.leased_until = _COLD
         self.heat = _COLD
@@ -155,6 +159,8 @@ class StoreCounts:
     orphans: int = 0
     over_quota: int = 0
     damaged: int = 0
+    ahead_used: int = 0
+    ahead_wasted_bytes: int = 0
     evicted: dict[Zone, int] = field(default_factory=lambda: dict.fromkeys(Zone, 0))
 
 
@@ -223,6 +229,8 @@ class Store(Generic[P]):
         for block in blocks:
             block.heat = warmed(block.heat, now, self.policy.half_life_s)
             block.used = now
+            self.counts.ahead_used += block.ahead
+            block.ahead = False
             if owner is not None and block.owner is not owner:
                 block.owner = owner
                 block.sharers += 1
@@ -421,6 +429,9 @@ class Store(Generic[P]):
     def _again(self, block: Block[P], session: SessionName | None, now: float) -> None:
         """A block that is held was stored once more."""
         self.counts.same += 1
+        # Whoever stores it has computed it: that it was here was of no use.
+        self.counts.ahead_wasted_bytes += block.size * block.ahead
+        block.ahead = False
         if session is not None:
             known = self._session(session, now)
             if known.tail is None or block.depth > known.depth:
@@ -456,6 +467,7 @@ class Store(Generic[P]):
     def _remove(self, block: Block[P]) -> None:
         del self._blocks[block.key]
         self.used_bytes -= block.size
+        self.counts.ahead_wasted_bytes += block.size * block.ahead
         self._tenants[block.key.tenant] -= block.size
         if not self._tenants[block.key.tenant]:
             del self._tenants[block.key.tenant]

@@ -17,7 +17,10 @@ SIZE = NAMESPACE.block_bytes
 
 
 @pytest.fixture
-async def fleet():
+async def fleet(monkeypatch):
+    # An engine has no more patience than 20 ms; a machine that runs many tests at once may need more.
+    monkeypatch.setattr("router.kv.local.ANSWER_S", 3.0)
+    monkeypatch.setattr("router.kv.agent._ASK_S", 2.0)
     fleet = Fleet()
     yield fleet
     await fleet.close()
@@ -157,7 +160,7 @@ async def test_a_gateway_that_is_down_costs_nothing(fleet):
     await until(lambda: len(agent.shelf.store) == 3)
     began = time.monotonic()
     _, found = await engine.ask([*hashes, *chain("y", 3)])
-    assert time.monotonic() - began < 0.5
+    assert time.monotonic() - began < 2.0
     assert (found.blocks, found.reason) == (3, "unreachable")
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from router.kv.exposition import Figure, MetricsServer, exposition
+from router.kv.exposition import Figure, Histogram, MetricsServer, exposition
 
 
 def test_figures_are_prometheus_text():
@@ -22,9 +22,25 @@ def test_figures_are_prometheus_text():
     )
 
 
+def test_a_histogram_counts_what_is_at_most_so_much():
+    histogram = Histogram((0.1, 1.0))
+    for value in (0.1, 0.5, 7.0):
+        histogram.observe(value)
+    assert histogram.count == 3
+    assert histogram.lines("pull_seconds", "Pulls.") == [
+        "# HELP homing_kv_pull_seconds Pulls.",
+        "# TYPE homing_kv_pull_seconds histogram",
+        'homing_kv_pull_seconds_bucket{le="0.1"} 1',
+        'homing_kv_pull_seconds_bucket{le="1.0"} 2',
+        'homing_kv_pull_seconds_bucket{le="+Inf"} 3',
+        "homing_kv_pull_seconds_sum 7.5999999999999996",
+        "homing_kv_pull_seconds_count 3",
+    ]
+
+
 @pytest.fixture
 async def server():
-    server = MetricsServer(lambda: [Figure.of("blocks", "Blocks held.", 3)])
+    server = MetricsServer(lambda: exposition([Figure.of("blocks", "Blocks held.", 3)]))
     await server.start("127.0.0.1", 0)
     yield server
     await server.close()
