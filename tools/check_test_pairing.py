@@ -35,7 +35,6 @@ TESTED_ELSEWHERE: Mapping[str, str] = {
     "router/kv/pusher.py": "tests/integration/test_kv_gateway.py",
     "router/kv/remote.py": "tests/integration/test_kv_agents.py",
     "router/kv/serving.py": "tests/integration/test_kv_agents.py",
-    "router/kv/shelf.py": "tests/integration/test_kv_agents.py",
     "router/kv/sources.py": "tests/integration/test_kv_agents.py",
     # Whole routers: wiring by each client library, the demo by the wheel's trial.
     "router/wiring.py": "tests/clients",

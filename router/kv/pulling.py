@@ -146,7 +146,7 @@ class _Flight:
         if key is None or head.hash != key.hash or size != shelf.block_bytes:
             self._give_up("damaged")
             return None
-        self._handle = shelf.slot(self._owner.clock.now(), hard=True)
+        self._handle = shelf.slot(self._owner.clock.now(), hard=True, tenant=key.tenant)
         if self._handle is None:
             self._give_up("full")
             return None

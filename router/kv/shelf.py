@@ -42,9 +42,12 @@ class Shelf:
         """Slots that are free, or hold nothing but a block that may be given up unless somebody needs it."""
         return self.owner.free + len(self.store)
 
-    def slot(self, now: float, *, hard: bool) -> Handle | None:
-        """A slot with one reference, the caller's. `hard`: even if an active session's block goes for it."""
+    def slot(self, now: float, *, hard: bool, tenant: str | None = None) -> Handle | None:
+        """A slot with one reference, the caller's. `hard`: even if an active session's block goes for it.
+        `tenant`: whose block it is for, where that is known: it gives up its own before others do."""
         self.owner.sweep(now)
+        if tenant is not None and (excess := self.store.quota_excess(tenant, self.block_bytes)):
+            self._drop(self.store.evict(excess, now, tenant=tenant, hard=hard))
         handle = self.owner.allocate()
         while handle is None and self._drop(self.store.evict(self.block_bytes, now, hard=hard)):
             # What was given up may still be lent, and then frees nothing yet.
