@@ -50,9 +50,11 @@ _REPRICED: Final = 2
 _REPRICED_IDLE: Final = 6
 
 # More than this many are not priced in one go: it would hold up other turns. Whoever is next then goes by its
-# last price, if that is not older than this or the replica would stand idle, or waits for the next time.
+# last price, if that is recent or the replica would stand idle, or waits for the next time. A recent price is
+# not looked after, unless a replica stands idle: then one of just now is not.
 _REPRICED_MOST: Final = 8
 _RECENT_S: Final = 1.0
+_JUST_S: Final = 0.05
 
 # Models a fleet serves, adapters included. Beyond it, those used longest ago are learned again.
 _MAX_MODELS: Final = 1024
@@ -292,7 +294,8 @@ class Engine:
             if self._members.get(member.id) is not member or not member.takes_turns():
                 self._reprice(queue.standing(member), now, refused)
         idle = any(member.line is None and not member.pending_tokens for member in self._ordered)
-        self._reprice(queue.longest_unpriced(_REPRICED_IDLE if idle else _REPRICED), now, refused)
+        most, age_s = (_REPRICED_IDLE, _JUST_S) if idle else (_REPRICED, _RECENT_S)
+        self._reprice(queue.longest_unpriced(most, now - age_s), now, refused)
         todo = deque(queue.members)
         while todo:
             member = todo.popleft()

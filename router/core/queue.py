@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import count, islice
+from itertools import count, islice, takewhile
 from math import exp
 from typing import Final, TypeAlias
 
@@ -376,9 +376,9 @@ class TurnQueue:
             [entry[2] for entries in line.tenants.values() for entry in entries] if line is not None else []
         )
 
-    def longest_unpriced(self, most: int) -> list[Held]:
-        """So many of them at most, the one that was priced longest ago first."""
-        return list(islice(self._held, most))
+    def longest_unpriced(self, most: int, since: float) -> list[Held]:
+        """So many at most of those that were not priced after that time, the longest ago first."""
+        return list(takewhile(lambda held: held.priced_at <= since, islice(self._held, most)))
 
     def wake_at(self) -> float | None:
         """When the next turn's time is up; `None` where none waits."""

@@ -260,8 +260,11 @@ def test_those_priced_longest_ago_come_first() -> None:
     first, second, third = (bench.hold(a, missing) for missing in (30, 20, 10))
     assert first is not None
     with bench.queue.aside(first):
-        pass
-    assert bench.queue.longest_unpriced(2) == [second, third]
+        first.priced_at = 5.0
+    assert bench.queue.longest_unpriced(2, 9.0) == [second, third]
+    assert bench.queue.longest_unpriced(9, 4.0) == [second, third]
+    assert bench.queue.longest_unpriced(9, 5.0) == [second, third, first]
+    assert bench.queue.longest_unpriced(9, -1.0) == []
 
 
 def test_a_line_knows_what_would_go_before_a_turn() -> None:
