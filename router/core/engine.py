@@ -607,7 +607,9 @@ class Engine:
                     home_cached = resident
                     prompt_tokens += resident
 
-        limit, kv_limit = plan.overload.in_flight, plan.overload.kv_usage
+        limit = plan.overload.in_flight
+        # A replica whose KV is full is as busy as it should be where turns wait here for it to be free.
+        kv_limit = plan.overload.kv_usage if plan.queue is None else None
         in_flights = [member.in_flight for member in members]
         if limit is None:
             most = int(_AUTO_RELATIVE * sum(in_flights) / len(members)) + _AUTO_ABSOLUTE
