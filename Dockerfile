@@ -15,7 +15,7 @@ RUN python -m venv /opt/homing
 COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY policies ./policies
 COPY router ./router
-RUN /opt/homing/bin/pip install --no-cache-dir --disable-pip-version-check .
+RUN /opt/homing/bin/pip install --no-cache-dir --disable-pip-version-check '.[kubernetes]'
 
 FROM python:3.11-slim
 # By number, so that Kubernetes can tell that it is not root.

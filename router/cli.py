@@ -74,7 +74,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         loaded = config_from_flags(
             arguments.replica, arguments.policy, arguments.listen, arguments.admin, base=base, code=code
         )
-        return Settings(loaded, load_secrets(loaded, os.environ))
+        return Settings(loaded, load_secrets(loaded, os.environ), os.environ)
 
     settings = read(None)
     _log_to_stderr(arguments)
@@ -93,10 +93,10 @@ def _log_to_stderr(arguments: argparse.Namespace) -> None:
 async def _serve_until_stopped(settings: "Settings", read: "Read") -> int:
     from router.wiring import Router
 
-    router = Router(settings.loaded, settings.secrets, read=read)
+    router = Router(settings.loaded, settings.secrets, environ=settings.environ, read=read)
     for notice in router.notices:
         _say(f"note: {notice}", sys.stderr)
-    if not router.config.replicas:
+    if not router.config.replicas and not router.config.discovery:
         _say("note: no replicas: every request is refused; give --replica or a config", sys.stderr)
     reloads = TaskOwner()
     _reload_at_hangup(router, reloads)
@@ -170,6 +170,10 @@ def _engine(arguments: argparse.Namespace) -> int:
         host_kv_blocks=arguments.host_kv_blocks,
         prefill_tps=arguments.prefill_tps,
         decode_tps=arguments.decode_tps,
+        prefill_double_tokens=arguments.prefill_double_tokens,
+        decode_double_seqs=arguments.decode_double_seqs,
+        decode_double_tokens=arguments.decode_double_tokens,
+        step_ms=arguments.step_ms,
         max_num_seqs=arguments.max_num_seqs,
         batch_tokens=arguments.batch_tokens,
         time_scale=arguments.time_scale,
@@ -278,6 +282,10 @@ def _replay(arguments: argparse.Namespace) -> int:
         kv_bytes_per_token=arguments.kv_bytes_per_token,
         prefill_tps=arguments.prefill_tps,
         decode_tps=arguments.decode_tps,
+        prefill_double_tokens=arguments.prefill_double_tokens,
+        decode_double_seqs=arguments.decode_double_seqs,
+        decode_double_tokens=arguments.decode_double_tokens,
+        step_ms=arguments.step_ms,
         max_num_seqs=arguments.max_num_seqs,
         batch_tokens=arguments.batch_tokens,
         host_gbps=arguments.host_gbps,
@@ -398,6 +406,7 @@ def _parser() -> argparse.ArgumentParser:
     engine.add_argument(
         "--decode-tps", type=float, default=50.0, metavar="N", help="tokens a second a sequence"
     )
+    _add_growth(engine)
     engine.add_argument("--max-num-seqs", type=int, default=256, metavar="N", help="running at once")
     engine.add_argument("--batch-tokens", type=int, default=8192, metavar="N", help="tokens a step")
     engine.add_argument(
@@ -451,6 +460,7 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument(
         "--decode-tps", type=_rate, default=50.0, metavar="N", help="tokens a second a sequence"
     )
+    _add_growth(replay)
     replay.add_argument("--max-num-seqs", type=_whole, default=256, metavar="N")
     replay.add_argument("--batch-tokens", type=_whole, default=8192, metavar="N")
     replay.add_argument(
@@ -488,6 +498,17 @@ def _parser() -> argparse.ArgumentParser:
     schema = commands.add_parser("schema", help="print the JSON schema of config and policy files")
     schema.set_defaults(run=_schema)
     return parser
+
+
+def _add_growth(parser: argparse.ArgumentParser) -> None:
+    """How the costs of a replica grow, which both the engine and a replay simulate."""
+    for flag, unit, text in (
+        ("--prefill-double-tokens", "TOKENS", "before it make a prompt token cost twice; 0 = none do"),
+        ("--decode-double-seqs", "N", "sequences more make a decode step take twice as long; 0 = none do"),
+        ("--decode-double-tokens", "TOKENS", "decoding make a step take twice as long; 0 = none do"),
+        ("--step-ms", "MS", "a step without decodes takes beside its tokens"),
+    ):
+        parser.add_argument(flag, type=_rate_or_none, default=0.0, metavar=unit, help=text)
 
 
 def _port(text: str) -> int:

@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from functools import partial
 from random import Random
 from typing import Final
@@ -16,19 +16,21 @@ from router.base.stamps import Stamps, stamps_of
 from router.base.system import open_files
 from router.controlplane.admin import AdminServer, AdminSources
 from router.controlplane.certificate import certificate_watch
+from router.controlplane.discovery import Discovery, Source
 from router.controlplane.probe import Prober, ProbeTiming
 from router.controlplane.reload import Read, Reloader
+from router.controlplane.roster import Listed
+from router.controlplane.sources import build_sources, list_config
 from router.controlplane.watch import FileWatch
 from router.core.chain_watch import ChainWatch, told
 from router.core.engine import Engine
-from router.core.fleet import ReplicaSpec
 from router.core.model import Model
 from router.core.observe import Observer
 from router.core.plan import Plan
 from router.dataplane.limits import Limits
 from router.dataplane.routing import Routing
 from router.dataplane.server import DataPlane
-from router.settings.build import build_plans, build_replicas, build_routes
+from router.settings.build import build_plans, build_routes
 from router.settings.compare import Settings
 from router.settings.config import RouterConfig
 from router.settings.credentials import Secrets
@@ -37,7 +39,7 @@ from router.settings.sources import files_of
 from router.telemetry.access_log import AccessLog, access_log_metrics
 from router.telemetry.bill import bill
 from router.telemetry.breaks import break_fields, session_breaks
-from router.telemetry.control import reload_metrics
+from router.telemetry.control import discovery_metrics, reload_metrics
 from router.telemetry.counters import Counters
 from router.telemetry.fanout import Fanout
 from router.telemetry.health_log import HealthLog
@@ -70,6 +72,7 @@ class Router:
         clock: Clock | None = None,
         rng: Random | None = None,
         read: Read | None = None,
+        environ: Mapping[str, str] | None = None,
         look_every_s: float = 2.0,
     ) -> None:
         """`read` reads the settings anew; without it a reload finds nothing changed. Files are looked at
@@ -79,13 +82,15 @@ class Router:
         self.config = config
         self.clock = clock if clock is not None else SystemClock()
         self.secrets = secrets
-        settings = Settings(loaded, secrets)
+        settings = Settings(loaded, secrets, environ if environ is not None else {})
         self.reloader = Reloader(
             settings, read if read is not None else lambda _: settings, self._apply, self.clock
         )
         self.notices = (*loaded.notices, *_access_notices(config, secrets))
         self._policy_text = _policy_text(loaded)
-        rng = rng if rng is not None else Random()
+        self._rng = rng if rng is not None else Random()
+        self._look_every_s = look_every_s
+        self._probing = False
         plans = build_plans(loaded)
         self.counters = Counters()
         self.recent = RecentDecisions(self.clock)
@@ -98,12 +103,13 @@ class Router:
             observers.append(AccessLog(self.access_log, secret=secret))
         self.engine = Engine(
             plans,
-            rng=rng,
+            rng=self._rng,
             observer=Fanout(observers),
             on_detach=lambda error: _log.error(
                 "telemetry failed and is detached; routing goes on", exc_info=error
             ),
         )
+        self.discovery = Discovery(self.clock, self._set_replicas, self.engine.has_turns)
         self.routing = _routing(plans, settings)
         self.dataplane = DataPlane(
             self.engine,
@@ -115,7 +121,10 @@ class Router:
             tls=secrets.tls.context if secrets.tls is not None else None,
             chains=self.chains,
         )
-        sections: list[Section] = [partial(reload_metrics, self.reloader)]
+        sections: list[Section] = [
+            partial(reload_metrics, self.reloader),
+            partial(discovery_metrics, self.discovery.status),
+        ]
         if self.access_log is not None:
             sections.append(partial(access_log_metrics, self.access_log))
         metrics = Metrics(
@@ -135,6 +144,7 @@ class Router:
                 policy=lambda: self._policy_text,
                 explain=self.explain,
                 reloads=self.reloader,
+                discovery=self.discovery.status,
                 session=lambda key, now: session_breaks(self.chains, key, now),
                 stopping=lambda: self.dataplane.stopping,
             ),
@@ -144,10 +154,7 @@ class Router:
         self._prober = Prober(
             self.engine,
             self.clock,
-            rng,
-            timing=_probe_timing(config),
-            api_keys=secrets.replica_keys,
-            tls=secrets.replica_tls,
+            self._rng,
             on_silent=self.dataplane.give_up_on,
             on_looked=self.dataplane.dispatch_soon,
         )
@@ -156,7 +163,7 @@ class Router:
         )
         if read is not None:
             self._watches.append(self._settings_watch(look_every_s))
-        self._set_replicas(build_replicas(config))
+        self.discovery.list_config(list_config(config, secrets))
 
     def _settings_watch(self, every_s: float) -> FileWatch:
         def look() -> Stamps:
@@ -175,21 +182,38 @@ class Router:
         config, secrets = settings.loaded.value, settings.secrets
         plans = build_plans(settings.loaded)
         routing = _routing(plans, settings)
-        specs = build_replicas(config)
+        sources = self._sources(settings)
         text = _policy_text(settings.loaded)
+        found_otherwise = (config.discovery, secrets.found) != (self.config.discovery, self.secrets.found)
         self.config, self.secrets, self.routing, self._policy_text = config, secrets, routing, text
         self.engine.set_plans(plans)
         self.dataplane.configure(routing, _limits(config), secrets.keys, config.access.tenant_header)
-        self._prober.configure(_probe_timing(config), secrets.replica_keys, secrets.replica_tls)
-        self._set_replicas(specs)
-        self._prober.set_replicas()
+        self.discovery.list_config(list_config(config, secrets))
+        if found_otherwise:
+            self.discovery.set_sources(sources)
+        # The fleet may be the same, and be looked at in another way.
+        self._set_replicas(self.discovery.fleet, self.discovery.leaving)
 
-    def _set_replicas(self, specs: Sequence[ReplicaSpec]) -> None:
-        self.engine.set_replicas(specs, self.clock.now())
-        self.dataplane.set_replicas(specs, self.secrets.replica_keys, self.secrets.replica_tls)
+    def _sources(self, settings: Settings) -> dict[str, Source]:
+        return build_sources(settings, self._rng, look_every_s=self._look_every_s)
+
+    def _set_replicas(self, fleet: Sequence[Listed], leaving: Container[ReplicaId] = ()) -> None:
+        """These are all the replicas there are, and some of them leave."""
+        specs = [listed.spec for listed in fleet]
+        keys = {listed.spec.id: listed.api_key for listed in fleet if listed.api_key is not None}
+        tls = {listed.spec.id: listed.tls for listed in fleet if listed.tls is not None}
+        self.engine.set_replicas(specs, self.clock.now(), leaving)
+        self.dataplane.set_replicas(specs, keys, tls)
+        self._prober.configure(_probe_timing(self.config), keys, tls)
+        if self._probing:
+            self._prober.set_replicas()
 
     async def probe_once(self) -> tuple[ReplicaId, ...]:
-        """Ask every replica once; returns those that have not answered in time."""
+        """Find all replicas and ask each once; returns those that have not answered in time."""
+        if not self._probing:
+            self._probing = True
+            self.discovery.set_sources(self._sources(self.reloader.settings))
+            await self.discovery.first_answers(_FIRST_ROUND_S)
         return await self._prober.first_round(_FIRST_ROUND_S)
 
     async def start(self) -> None:
@@ -208,6 +232,7 @@ class Router:
         for watch in self._watches:
             await watch.close()
         await self.dataplane.close(grace_s)
+        await self.discovery.close()
         await self._prober.close()
         await self.admin.close()
         if self.access_log is not None:

@@ -1,6 +1,7 @@
 """The calibration's command line: `python -m loadtest.calibrate`. Exit status: 0 agrees, 1 not, 2 usage."""
 
 import argparse
+import asyncio
 import os
 import subprocess
 import sys
@@ -9,21 +10,34 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from loadtest.calibrate import counts
+from loadtest.bench import machine
+from loadtest.calibrate import counts, times
+from loadtest.calibrate.episodes import LIMITS, rounds
 from loadtest.calibrate.errors import CalibrateError
+from loadtest.calibrate.measure import measure, warm_up
 from loadtest.calibrate.scenarios import by_chance, rules
+from loadtest.calibrate.server import server
 
 _TREE: Final = Path(__file__).parents[2]
-_GOLDEN: Final = _TREE / "tests" / "golden" / "vllm-scheduler.jsonl.gz"
-_GOLDEN_SEEDS: Final = 40
+_COUNTS: Final = _TREE / "tests" / "golden" / "vllm-scheduler.jsonl.gz"
+_COUNTS_SEEDS: Final = 40
+_TIMES: Final = _TREE / "tests" / "golden" / "vllm-times.json.gz"
+_MODEL_NAME: Final = "Llama of 3.3 M parameters, random weights, float32"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         with tempfile.TemporaryDirectory(prefix="homing-calibrate-") as folder:
+            if arguments.what == "refit":
+                return _report(times.read(_TIMES)[0], record=arguments.record)
             model = _model(arguments.engine, Path(folder) / "model")
-            return _counts(arguments, model)
+            status = 0
+            if arguments.what in ("counts", "all"):
+                status |= _counts(arguments, model)
+            if arguments.what in ("times", "all"):
+                status |= _times(arguments, model)
+            return status
     except CalibrateError as error:
         print(f"calibrate: {error}", file=sys.stderr)
         return 1
@@ -40,9 +54,45 @@ def _counts(arguments: argparse.Namespace, model: Path) -> int:
     for line in found.differing[:20]:
         print(line)
     if arguments.record:
-        counts.write(_GOLDEN, recorded[: len(list(rules())) + _GOLDEN_SEEDS])
-        print(f"written: {_GOLDEN.relative_to(_TREE)}")
+        counts.write(_COUNTS, recorded[: len(list(rules())) + _COUNTS_SEEDS])
+        print(f"written: {_COUNTS.relative_to(_TREE)}")
     return 1 if found.differing else 0
+
+
+def _times(arguments: argparse.Namespace, model: Path) -> int:
+    measurement = asyncio.run(_measurement(arguments.engine, model))
+    return _report(measurement, record=arguments.record)
+
+
+async def _measurement(python: Path, model: Path) -> times.Measurement:
+    async with server(python, model, LIMITS) as engine:
+        about = {
+            "machine": "{processor}, {cores} cores".format(**machine.describe()),
+            "vLLM": await engine.version(),
+            "model": _MODEL_NAME,
+        }
+        await warm_up(engine)
+        before = await engine.counters()
+        measured = await measure(engine, list(rounds(0)))
+        after = await engine.counters()
+    totals = times.Totals(
+        after.queries - before.queries, after.hits - before.hits, after.preemptions - before.preemptions
+    )
+    return times.Measurement(about, LIMITS, totals, tuple(measured))
+
+
+def _report(measurement: times.Measurement, *, record: bool) -> int:
+    differing = times.cached_differences(measurement)
+    requests = sum(len(one.requests) for one in measurement.rounds)
+    print(f"{requests} requests over HTTP: {len(differing)} with other cached tokens than in the model")
+    for line in differing[:20]:
+        print(line)
+    growing = times.fit(measurement, times.GROWING)
+    print(times.table(measurement, times.fit(measurement, times.CONSTANT), growing))
+    if record:
+        times.write(_TIMES, measurement, growing.parameters)
+        print(f"written: {_TIMES.relative_to(_TREE)}")
+    return 1 if differing else 0
 
 
 def _model(python: Path, folder: Path) -> Path:
@@ -56,15 +106,20 @@ def _model(python: Path, folder: Path) -> Path:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m loadtest.calibrate", description=__doc__)
     parser.add_argument(
+        "what",
+        nargs="?",
+        default="all",
+        choices=("all", "counts", "times", "refit"),
+        help="counts: blocks and cached tokens; times: what requests take; refit: of the recorded times",
+    )
+    parser.add_argument(
         "--engine",
         type=Path,
         default=os.environ.get("HOMING_ENGINE", _TREE / ".venv-engine" / "bin" / "python"),
         help="the Python that has vLLM (or HOMING_ENGINE)",
     )
     parser.add_argument("--seeds", type=int, default=400, help="scripts made by chance")
-    parser.add_argument(
-        "--record", action="store_true", help="write the record that the tests hold the model to"
-    )
+    parser.add_argument("--record", action="store_true", help="write the records that the tests use")
     return parser
 
 

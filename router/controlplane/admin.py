@@ -8,7 +8,7 @@ import difflib
 import errno
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -21,6 +21,7 @@ from router.base.errors import ErrorKind, HomingError, Refused
 from router.base.ids import ReplicaId, SessionKey
 from router.base.system import system_words
 from router.controlplane.answers import Problem, decode, json_answer, proper_answers, read_body, read_limit
+from router.controlplane.discovery import SourceStatus
 from router.controlplane.guard import Caller, Guard, is_loopback
 from router.controlplane.ports import AdministeredFleet
 from router.controlplane.reload import Outcome, Reload
@@ -46,6 +47,7 @@ _PAGE: Final = """\
 <ul>
 <li><a href="/readyz">Ready?</a></li>
 <li><a href="/api/replicas">Replicas</a></li>
+<li><a href="/api/discovery">Discovery</a></li>
 <li><a href="/api/sessions">Sessions</a></li>
 <li><a href="/api/decisions">Decisions</a></li>
 <li><a href="/api/policy">Policy</a></li>
@@ -108,6 +110,8 @@ class AdminSources:
     """The policy in force, as YAML."""
     explain: Explain
     reloads: Reloads
+    discovery: Callable[[], Sequence[SourceStatus]] = tuple
+    """The sources that replicas are found by."""
     session: Callable[[SessionKey, float], Mapping[str, object]] = lambda _key, _now: {}
     """What else is known of a session, by its key in the table and at a time."""
     stopping: Callable[[], bool] = lambda: False
@@ -188,6 +192,7 @@ class AdminServer:
         routes.add_get("/metrics", self._metrics)
         routes.add_get("/api/replicas", self._replicas)
         routes.add_post("/api/replicas/{name}/drain", self._drain)
+        routes.add_get("/api/discovery", self._discovery)
         routes.add_get("/api/sessions", self._sessions)
         routes.add_delete("/api/sessions/{key}", self._end_session)
         routes.add_get("/api/decisions", self._decisions)
@@ -222,6 +227,9 @@ class AdminServer:
     async def _replicas(self, _request: web.Request) -> web.Response:
         replicas = self._fleet.replicas(self._clock.now())
         return json_answer({"replicas": [_replica_fields(status) for status in replicas]})
+
+    async def _discovery(self, _request: web.Request) -> web.Response:
+        return json_answer({"sources": [status._asdict() for status in self._sources.discovery()]})
 
     async def _drain(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
@@ -319,7 +327,7 @@ def _guarded_by(guard: Guard) -> Middleware:
 
 def _why_not_ready(status: ReplicaStatus) -> str:
     if status.draining:
-        return f"{status.id} is draining"
+        return f"{status.id} is {'leaving the fleet' if status.leaving else 'draining'}"
     return f"{status.id} is {status.health}" + (f": {status.why}" if status.why else "")
 
 

@@ -35,7 +35,7 @@ class FileWatch:
 
     def start(self) -> None:
         """Needs a running event loop."""
-        self._tasks.spawn(self._watch(), name=f"watch {self._name}")
+        self._tasks.spawn(self.run(), name=f"watch {self._name}")
 
     async def close(self) -> None:
         """May be called again."""
@@ -53,7 +53,8 @@ class FileWatch:
             self._judged = stamps
             await self._changed()
 
-    async def _watch(self) -> None:
+    async def run(self) -> None:
+        """Watch until cancelled; what `start` does in a task of its own."""
         while True:
             await asyncio.sleep(self._every_s)
             await self.saw(await asyncio.to_thread(self._look))

@@ -5,7 +5,7 @@ socket, reads no clock and keeps no task, so the proxy, the tests and the simula
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from heapq import heappush
 from itertools import count
 from random import Random
@@ -906,10 +906,13 @@ class Engine:
 
     # --- facts about replicas -----------------------------------------------------------------------
 
-    def set_replicas(self, specs: Iterable[ReplicaSpec], now: float) -> None:
+    def set_replicas(
+        self, specs: Iterable[ReplicaSpec], now: float, leaving: Container[ReplicaId] = ()
+    ) -> None:
         """Make the fleet exactly these. Those that stay keep everything; one whose URL changed is new.
 
-        Turns in flight on a removed replica end as they would have.
+        Those that are `leaving` are given no further turns, and own no sessions on the ring. Turns in flight
+        on a removed replica end as they would have.
         """
         wanted = {spec.id: spec for spec in specs}
         for replica, member in tuple(self._members.items()):
@@ -932,6 +935,9 @@ class Engine:
                 member.placed_at = now
                 self._members[replica] = member
                 self._resize(member)
+        for member in self._members.values():
+            member.leaving = member.id in leaving
+            member.settle()
         self._ordered = tuple(self._members[replica] for replica in sorted(self._members))
         self._ready.clear()
         self._agents = tuple(member for member in self._ordered if member.spec.kv_agent)
@@ -939,7 +945,7 @@ class Engine:
         self._set_rings()
 
     def _set_rings(self) -> None:
-        names = tuple(member.id for member in self._ordered)
+        names = tuple(member.id for member in self._ordered if not member.leaving)
         self._rings = {plan.vnodes: Ring(names, plan.vnodes) for plan in self._plans}
 
     def probe_passed(self, replica: ReplicaId, now: float) -> None:
@@ -987,7 +993,7 @@ class Engine:
     def drain(self, replica: ReplicaId, on: bool) -> None:
         """Give it no more turns, or give it turns again. Raises `KeyError` if it is unknown."""
         member = self._members[replica]
-        member.draining = on
+        member.drained = on
         member.settle()
         self._ready.clear()
 
@@ -1068,6 +1074,11 @@ class Engine:
     def sessions(self, limit: int) -> list[Session]:
         """The sessions with the latest turns, newest first."""
         return self._sessions.recent(limit)
+
+    def has_turns(self, replica: ReplicaId) -> bool:
+        """Whether turns run there. None do on one that is unknown."""
+        member = self._members.get(replica)
+        return member is not None and member.in_flight > 0
 
     def in_flight(self) -> int:
         """Turns of the whole fleet."""

@@ -70,3 +70,5 @@ class ReplicaStatus(NamedTuple):
     """KV neither in use nor spoken for."""
     horizon_tokens: int
     """Prefill that may be on its way there before turns wait, as learned."""
+    leaving: bool = False
+    """No source names it any longer: it is gone once its turns have ended."""

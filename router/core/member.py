@@ -57,6 +57,7 @@ class Member:
         "capacity_tokens",
         "cards",
         "delivery",
+        "drained",
         "draining",
         "due",
         "epoch",
@@ -71,6 +72,7 @@ class Member:
         "kv_tokens",
         "kv_usage",
         "learned",
+        "leaving",
         "line",
         "lost",
         "missing_tokens",
@@ -111,6 +113,9 @@ class Member:
         self.well = False
         """Healthy and not draining: may be chosen without asking its health any further."""
         self.draining = False
+        """Given no further turns: an operator drained it, or it is leaving the fleet."""
+        self.drained = False
+        self.leaving = False
         self.models: frozenset[str] | None = None
         self.cards: tuple[ModelCard, ...] = ()
         self.in_flight = 0
@@ -298,6 +303,7 @@ class Member:
 
     def settle(self) -> None:
         """Work out anew whether it may be chosen without a further question."""
+        self.draining = self.drained or self.leaving
         self.well = self.health.state is State.HEALTHY and not self.draining
 
     def takes_turns(self) -> bool:
@@ -350,6 +356,8 @@ class Member:
 
     def describe(self) -> str:
         """Its condition, to go on in a sentence: `is down (connection refused)`."""
+        if self.leaving:
+            return "is leaving the fleet"
         if self.draining:
             return "is draining"
         why = self.health.why
@@ -379,4 +387,5 @@ class Member:
             held=len(self.line) if self.line is not None else 0,
             free_tokens=int(free) if (free := self.free_tokens()) is not None else None,
             horizon_tokens=int(self.horizon.tokens),
+            leaving=self.leaving,
         )

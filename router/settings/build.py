@@ -3,7 +3,7 @@
 from router.base.ids import ReplicaId
 from router.core.fleet import ReplicaSpec
 from router.core.plan import Overload, Plan, PullRules, QueueRules, Retry, SessionRules
-from router.settings.config import RouterConfig
+from router.settings.config import Replica, RouterConfig
 from router.settings.load import Loaded
 from router.settings.policy import Policy
 from router.settings.routes import RouteTable, Rule
@@ -67,8 +67,6 @@ def build_routes(loaded: Loaded[RouterConfig]) -> RouteTable:
     )
 
 
-def build_replicas(config: RouterConfig) -> tuple[ReplicaSpec, ...]:
-    """The replicas, without their API keys: those are in `credentials.Secrets`."""
-    return tuple(
-        ReplicaSpec(ReplicaId(replica.name), replica.url, replica.kv_tokens) for replica in config.replicas
-    )
+def build_spec(replica: Replica) -> ReplicaSpec:
+    """A replica that a file lists, without its API key: that is in `credentials.Secrets`."""
+    return ReplicaSpec(ReplicaId(replica.name), replica.url, replica.kv_tokens)

@@ -13,8 +13,8 @@ from router.settings.config import RouterConfig
 from router.settings.credentials import KeysFile, inspect_secrets, keys_of
 from router.settings.document import Document, read_document
 from router.settings.kv import AgentFile, F, GatewayFile, is_kv_agent, is_kv_gateway, read_kv_file
-from router.settings.load import lines_of, read_config, read_policy
-from router.settings.locate import shown
+from router.settings.load import lines_of, read_config, read_policy, read_replicas
+from router.settings.locate import find_file, shown
 from router.settings.policy import Policy
 
 
@@ -78,7 +78,14 @@ def _check(path: Path, environ: Mapping[str, str]) -> CheckResult:
         *config.notices,
         *(f"{fault} (here; `homing serve` would refuse to start)" for fault in absent),
     ]
-    if not loaded.value.replicas:
+    if loaded.value.discovery.file is not None:
+        listing = find_file(loaded.value.discovery.file, path.parent)
+        if listing is None:
+            what = f"discovery.file: no file '{loaded.value.discovery.file}' (here; it may come later)"
+            notices.append(str(document.fault(("discovery", "file"), what)))
+        else:
+            wrong += read_replicas(read_document(listing, shown(listing)), listing.parent).faults
+    if not loaded.value.replicas and not loaded.value.discovery:
         what = "no replicas are named: every request is refused until `--replica` names one"
         notices.append(str(document.fault(("replicas",), what)))
     return CheckResult(tuple(lines_of(wrong)), tuple(notices))

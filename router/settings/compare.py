@@ -4,7 +4,7 @@ Secrets are compared and never shown.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from pydantic import BaseModel
@@ -26,6 +26,8 @@ class Settings:
 
     loaded: Loaded[RouterConfig]
     secrets: Secrets
+    environ: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Where files that are read later find what they name by variable."""
 
 
 def differences(before: Settings, after: Settings) -> tuple[str, ...]:
@@ -65,6 +67,7 @@ def _secrets(old: Secrets, new: Secrets) -> Iterator[tuple[str, object, object]]
     yield "access.keys_file", old.keys, new.keys
     yield "the replicas' API keys", old.replica_keys, new.replica_keys
     yield "the replicas' certificate authorities", old.replica_tls, new.replica_tls
+    yield "what replicas that are found are spoken to with", old.found, new.found
 
 
 def _values(settings: Settings) -> dict[str, object]:

@@ -19,13 +19,19 @@ from router.settings.fields import (
     ListenAddress,
     Model,
     Name,
-    NotYet,
     PathPattern,
     Pattern,
     RemoteAddress,
     ReplicaUrl,
     Size,
+    is_ip,
 )
+
+
+def _at_least_a_second(value: float) -> float:
+    if value < 1.0:
+        raise ValueError(f"{format_duration(value)} is too often; write 1s or more")
+    return value
 
 
 class Admin(Model):
@@ -77,11 +83,9 @@ def _whole_role(role: object) -> object:
     return role
 
 
-class Replica(Model):
-    """One vLLM server."""
+class Trust(Model):
+    """How replicas and router trust each other."""
 
-    name: Name
-    url: ReplicaUrl
     ca: FilePath | None = None
     """Whom to trust that an `https` replica is the one that its URL names, in PEM; `None` = whom the system
     trusts."""
@@ -90,6 +94,34 @@ class Replica(Model):
     api_key_file: FilePath | None = None
     api_key_env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = None
     """The name of an environment variable."""
+
+    @model_validator(mode="after")
+    def _one_key(self) -> Self:
+        if self.api_key_file is not None and self.api_key_env is not None:
+            raise ValueError("has both api_key_file and api_key_env; keep one")
+        return self
+
+    @model_validator(mode="after")
+    def _one_way_to_trust(self) -> Self:
+        if self.ca is not None and not self.verify:
+            raise ValueError("has both ca and verify: false; keep one")
+        return self
+
+    def _needs_https(self, scheme: str, shown: str) -> None:
+        if scheme != "https" and (self.ca is not None or not self.verify):
+            raise ValueError(f"ca and verify are for https://, and {shown}")
+
+
+class Reached(Model):
+    """A replica's name and where it is."""
+
+    name: Name
+    url: ReplicaUrl
+
+
+class Replica(Trust, Reached):
+    """One vLLM server."""
+
     kv_tokens: Annotated[int, Field(gt=0)] | None = None
     """KV capacity in tokens; `None` = what `/metrics` says."""
     kv_agent: RemoteAddress | None = None
@@ -100,26 +132,94 @@ class Replica(Model):
     """Prefill and decode."""
 
     @model_validator(mode="after")
-    def _one_key(self) -> Self:
-        if self.api_key_file is not None and self.api_key_env is not None:
-            raise ValueError("has both api_key_file and api_key_env; keep one")
+    def _tls_fits(self) -> Self:
+        self._needs_https(self.url.partition(":")[0], f"the url is {self.url}")
         return self
+
+
+class ReplicasFile(Model):
+    """A file of replicas, for `discovery.file`."""
+
+    version: Literal[1]
+    replicas: tuple[Replica, ...]
+
+
+class Found(Trust):
+    """What replicas that are found have in common."""
+
+    scheme: Literal["http", "https"] = "http"
+    kv_tokens: Annotated[int, Field(gt=0)] | None = None
+    """KV capacity of each in tokens; `None` = what `/metrics` says."""
 
     @model_validator(mode="after")
     def _tls_fits(self) -> Self:
-        if self.ca is not None and not self.verify:
-            raise ValueError("has both ca and verify: false; keep one")
-        if not self.url.startswith("https:") and (self.ca is not None or not self.verify):
-            raise ValueError(f"ca and verify are for https://, and the url is {self.url}")
+        self._needs_https(self.scheme, "scheme is http")
+        return self
+
+
+_Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+class Dns(Found):
+    """Replicas by DNS: one at each address of a name, or at each target of its SRV records."""
+
+    name: HostName
+    type: Literal["A", "AAAA", "SRV"] = "A"
+    port: _Port | None = None
+    """Theirs; SRV records bring their own."""
+    every: Annotated[Duration, AfterValidator(_at_least_a_second)] = 10.0
+    """Between two questions."""
+    server: RemoteAddress | None = None
+    """Who is asked; `None` = the system's."""
+
+    @model_validator(mode="after")
+    def _asks_an_address(self) -> Self:
+        if self.server is not None and not is_ip(self.server.host):
+            raise ValueError(f"server: {self.server.host} is a name, and names are what it is asked for")
+        return self
+
+    @model_validator(mode="after")
+    def _has_a_port(self) -> Self:
+        if self.type == "SRV" and self.port is not None:
+            raise ValueError("SRV records name the port; leave 'port' out")
+        if self.type != "SRV" and self.port is None:
+            raise ValueError(f"{self.type} records name no port; give 'port'")
+        return self
+
+
+class Kubernetes(Found):
+    """Replicas in a Kubernetes cluster: behind a service, or pods by their labels."""
+
+    namespace: Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")] | None = None
+    """`None` = the router's own."""
+    service: Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")] | None = None
+    """Its EndpointSlices name the replicas."""
+    pods: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    """A label selector, `app=vllm,tier in (gpu)`."""
+    port: _Port | Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,13}[a-z0-9])?$")] | None = None
+    """A number, or the name of a port; `None` = the service's first."""
+    kubeconfig: FilePath | None = None
+    """How to reach the API server; `None` = as a pod of the cluster."""
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        if (self.service is None) == (self.pods is None):
+            raise ValueError("give either service or pods")
+        if self.pods is not None and self.port is None:
+            raise ValueError("pods have many ports; give 'port'")
         return self
 
 
 class Discovery(Model):
-    """Finding replicas elsewhere than in this file: none of it is in this version."""
+    """Finding replicas elsewhere than in this file, beside those that it lists."""
 
-    file: NotYet = None
-    dns: NotYet = None
-    kubernetes: NotYet = None
+    file: FilePath | None = None
+    """A `ReplicasFile`, read anew when it is replaced."""
+    dns: Dns | None = None
+    kubernetes: Kubernetes | None = None
+
+    def __bool__(self) -> bool:
+        return (self.file, self.dns, self.kubernetes) != (None, None, None)
 
 
 class Access(Model):

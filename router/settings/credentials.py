@@ -9,18 +9,18 @@ forgot to fill one in. Spaces and line ends around a secret are not part of it.
 import json
 import re
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Final, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, Field, SecretStr, ValidationError, model_validator
 
 from router.base.errors import SettingsError
 from router.base.ids import ReplicaId, TenantId
 from router.settings.access import AccessKeys
-from router.settings.config import RouterConfig
+from router.settings.config import Discovery, Found, Replica, ReplicasFile, RouterConfig, Trust
 from router.settings.document import Document, Fault, Loc, read_document
 from router.settings.explain import dotted, explain
 from router.settings.fields import Model
@@ -29,6 +29,18 @@ from router.settings.locate import find_file, shown
 from router.settings.tls import PairFiles, ServerTls, TlsError, server_tls, shared_context
 
 _DIGEST: Final = re.compile(r"[0-9a-fA-F]{64}")
+
+
+class Access(NamedTuple):
+    """What a replica is spoken to with. Its key never shows."""
+
+    api_key: str | None = None
+    """`None` = it wants none."""
+    tls: ssl.SSLContext | None = None
+    """`None` = plain HTTP."""
+
+    def __repr__(self) -> str:
+        return "Access(…)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +60,8 @@ class Secrets:
     """What the data port speaks TLS with; `None` = it speaks plain HTTP."""
     replica_tls: Mapping[ReplicaId, ssl.SSLContext] = field(default_factory=dict)
     """What each `https` replica is spoken to with. Replicas that are trusted alike share one."""
+    found: Mapping[str, Access] = field(default_factory=dict)
+    """What replicas are spoken to with that are found: by `dns` or `kubernetes`."""
 
 
 def _tenant(text: str) -> str:
@@ -109,13 +123,19 @@ def inspect_secrets(
     """
     search = _Search(loaded.document, loaded.folder, environ)
     config = loaded.value
+    keys = search.keys(config.access.keys_file)
+    secret = search.secret(config.access.secret_file)
+    admin_token = search.token("HOMING_ADMIN_TOKEN", ("admin", "token_file"), config.admin.token_file)
+    tls = search.server_tls(config)
+    replicas = search.replicas(config.replicas)
     secrets = Secrets(
-        keys=search.keys(config.access.keys_file),
-        secret=search.secret(config.access.secret_file),
-        admin_token=search.token("HOMING_ADMIN_TOKEN", ("admin", "token_file"), config.admin.token_file),
-        replica_keys=search.replica_keys(config),
-        tls=search.server_tls(config),
-        replica_tls=search.replica_tls(config),
+        keys=keys,
+        secret=secret,
+        admin_token=admin_token,
+        replica_keys={replica: key for replica, (key, _) in replicas.items() if key is not None},
+        tls=tls,
+        replica_tls={replica: tls for replica, (_, tls) in replicas.items() if tls is not None},
+        found=search.found(config.discovery),
     )
     if not config.admin.listen.is_loopback and secrets.admin_token is None and not search.wrong:
         what = (
@@ -165,21 +185,45 @@ class _Search:
     def token(self, variable: str, loc: Loc, written: str | None) -> str | None:
         return self._given(variable, loc, written, _unusable)
 
-    def replica_keys(self, config: RouterConfig) -> dict[ReplicaId, str]:
-        found: dict[ReplicaId, str] = {}
-        for index, replica in enumerate(config.replicas):
-            key = self._from_file(("replicas", index, "api_key_file"), replica.api_key_file, _unusable)
-            if replica.api_key_env is not None:
-                loc: Loc = ("replicas", index, "api_key_env")
-                if replica.api_key_env in self._environ:
-                    place = self._document.fault(loc, f"{dotted(loc)}: {replica.api_key_env} ")
-                    key = self._usable(place, self._environ[replica.api_key_env], _unusable)
-                else:
-                    what = f"{dotted(loc)}: the environment has no {replica.api_key_env}"
-                    self.absent.append(self._document.fault(loc, what))
-            if key is not None:
-                found[ReplicaId(replica.name)] = key
-        return found
+    def replicas(self, replicas: Iterable[Replica]) -> dict[ReplicaId, Access]:
+        """What those that the document lists under `replicas` are spoken to with."""
+        return {
+            ReplicaId(replica.name): self.access(
+                ("replicas", index), replica, https=replica.url.startswith("https:")
+            )
+            for index, replica in enumerate(replicas)
+        }
+
+    def found(self, discovery: Discovery) -> dict[str, Access]:
+        kinds: dict[str, Found | None] = {"dns": discovery.dns, "kubernetes": discovery.kubernetes}
+        return {
+            kind: self.access(("discovery", kind), found, https=found.scheme == "https")
+            for kind, found in kinds.items()
+            if found is not None
+        }
+
+    def access(self, loc: Loc, trust: Trust, *, https: bool) -> Access:
+        """What `trust`, which is written at `loc`, leads to."""
+        key = self._from_file((*loc, "api_key_file"), trust.api_key_file, _unusable)
+        if trust.api_key_env is not None:
+            at: Loc = (*loc, "api_key_env")
+            if trust.api_key_env in self._environ:
+                place = self._document.fault(at, f"{dotted(at)}: {trust.api_key_env} ")
+                key = self._usable(place, self._environ[trust.api_key_env], _unusable)
+            else:
+                what = f"{dotted(at)}: the environment has no {trust.api_key_env}"
+                self.absent.append(self._document.fault(at, what))
+        return Access(key, self._client_tls((*loc, "ca"), trust) if https else None)
+
+    def _client_tls(self, loc: Loc, trust: Trust) -> ssl.SSLContext | None:
+        ca = self._find(loc, trust.ca)
+        if trust.ca is not None and ca is None:
+            return None
+        try:
+            return shared_context(ca, verify=trust.verify)
+        except TlsError as error:
+            self.wrong.append(self._document.fault(loc, f"{dotted(loc)}: {error}"))
+            return None
 
     def server_tls(self, config: RouterConfig) -> ServerTls | None:
         if config.tls is None:
@@ -193,21 +237,6 @@ class _Search:
         except TlsError as error:
             self.wrong.append(self._document.fault(("tls", "cert"), f"tls: {error}"))
             return None
-
-    def replica_tls(self, config: RouterConfig) -> dict[ReplicaId, ssl.SSLContext]:
-        found: dict[ReplicaId, ssl.SSLContext] = {}
-        for index, replica in enumerate(config.replicas):
-            if not replica.url.startswith("https:"):
-                continue
-            loc: Loc = ("replicas", index, "ca")
-            ca = self._find(loc, replica.ca)
-            if replica.ca is not None and ca is None:
-                continue
-            try:
-                found[ReplicaId(replica.name)] = shared_context(ca, verify=replica.verify)
-            except TlsError as error:
-                self.wrong.append(self._document.fault(loc, f"{dotted(loc)}: {error}"))
-        return found
 
     def _given(
         self, variable: str, loc: Loc, written: str | None, wrong_with: Callable[[str], str]
@@ -244,6 +273,15 @@ class _Search:
             self.wrong.append(place._replace(what=place.what + wrong))
             return None
         return text
+
+
+def replica_access(reading: Loaded[ReplicasFile], environ: Mapping[str, str]) -> Mapping[ReplicaId, Access]:
+    """What the replicas of a file are spoken to with. Raises `SettingsError` with every fault."""
+    search = _Search(reading.document, reading.folder, environ)
+    access = search.replicas(reading.value.replicas)
+    if search.absent or search.wrong:
+        raise SettingsError(lines_of([*search.absent, *search.wrong]))
+    return access
 
 
 def keys_of(document: Document) -> tuple[AccessKeys | None, list[Fault]]:

@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 from pydantic import (
     AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     PlainSerializer,
@@ -127,14 +126,19 @@ def parse_events_url(text: object) -> str:
     return f"tcp://{parse_remote_address(text.removeprefix('tcp://'))}"
 
 
+def is_ip(host: str) -> bool:
+    """Whether it is an address, and no name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 def _is_host(host: str, *, bracketed: bool) -> bool:
     if bracketed or re.fullmatch(r"[0-9.]+", host):
         # Digits and dots only are meant as an address: 10.0.0.999 is no name.
-        try:
-            ipaddress.ip_address(host)
-        except ValueError:
-            return False
-        return True
+        return is_ip(host)
     return len(host) <= 253 and _HOST.fullmatch(host) is not None
 
 
@@ -306,11 +310,3 @@ Pattern = Annotated[str, AfterValidator(_pattern)]
 PathPattern = Annotated[str, AfterValidator(_path_pattern)]
 FilePath = Annotated[str, Field(min_length=1)]
 """As written: relative ones are looked for beside the file that names them, then in the working directory."""
-
-
-def _not_yet(_: object) -> None:
-    raise ValueError("not in this version")
-
-
-NotYet = Annotated[None, BeforeValidator(_not_yet)]
-"""A key that a later version will read. Naming it is an error that says so, not an unknown key."""

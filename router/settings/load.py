@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from router.base.errors import SettingsError
-from router.settings.config import RouterConfig
+from router.settings.config import ReplicasFile, RouterConfig
 from router.settings.document import Document, Fault, Loc, read_document
 from router.settings.explain import explain, nearest
 from router.settings.fields import Address, parse_address, parse_replica_url
@@ -102,6 +102,13 @@ def read_config(
         return Reading(None if faults else config, document, folder, every, policies=policies)
     notices = (*config_notices(document), *(line for policy in policies for line in policy.notices))
     return Reading(config, document, folder, (), notices, policies)
+
+
+def read_replicas(document: Document, folder: Path) -> Reading[ReplicasFile]:
+    """Check a file of replicas that has been read."""
+    file, faults = _checked(ReplicasFile, document)
+    faults += _replica_faults(document)
+    return Reading(None if faults else file, document, folder, _ordered(faults))
 
 
 def lines_of(faults: Iterable[Fault]) -> list[str]:

@@ -39,7 +39,9 @@ POLICY: Final[Sequence[Unused]] = (
 def config_notices(document: Document) -> list[str]:
     """Notices on a config file that is without fault."""
     notices = _of(document, CONFIG)
-    for loc in _places(document, ("replicas", "*", "verify")):
+    places = [*_places(document, ("replicas", "*", "verify"))]
+    places += [("discovery", kind, "verify") for kind in ("dns", "kubernetes")]
+    for loc in places:
         if document.at(*loc) is False:
             what = (
                 f"{dotted(loc)}: its certificate is not checked: whoever can answer in its place reads every"

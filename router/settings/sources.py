@@ -20,8 +20,9 @@ def _files(loaded: Loaded[RouterConfig]) -> Iterator[Path]:
             yield document.path
     config = loaded.value
     named = [config.access.keys_file, config.access.secret_file, config.admin.token_file]
-    for replica in config.replicas:
-        named += [replica.ca, replica.api_key_file]
+    found = config.discovery
+    for trust in (*config.replicas, found.dns, found.kubernetes):
+        named += [trust.ca, trust.api_key_file] if trust is not None else []
     for written in named:
         if written is not None and (path := find_file(written, loaded.folder)) is not None:
             yield path

@@ -5,8 +5,8 @@ Whoever drives it says what time it is: a server in real time, or a replay that 
 
 A step takes up to `batch_tokens`: first the running sequences in order of admission, one token for each
 that decodes and a chunk for each that is still prefilling, then new ones, first come, first served, while
-there are sequences, blocks and tokens to spare. It lasts as long as its prompt tokens take at the prefill
-rate, plus one decode interval if anything decodes. Where blocks run out, the sequence admitted last gives
+there are sequences, blocks and tokens to spare. It lasts as long as its prompt tokens take, plus one decode
+interval if anything decodes. Where blocks run out, the sequence admitted last gives
 its up and computes again later.
 """
 
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from router.simulator.cache import BlockCache, Lease
+from router.simulator.cost import Pace, StepCost
 from router.simulator.settings import ReplicaSettings
 
 
@@ -158,12 +159,12 @@ class EngineModel:
         prefill_cost: PrefillCost | None = None,
         token_events: bool = True,
     ) -> None:
-        """`prefill_cost` replaces the constant rate of the settings. Without `token_events` there are no
+        """`prefill_cost` replaces the rate of the settings. Without `token_events` there are no
         `Tokens`: a replay needs only the first and the last."""
         self._settings = settings
         self._block = settings.block_size
-        self._cost = prefill_cost or (lambda _behind, tokens: tokens / settings.prefill_tps)
-        self._interval = 1 / settings.decode_tps
+        self._cost = StepCost(settings)
+        self._prefill_s = prefill_cost or self._cost.prefill_s
         self._token_events = token_events
         self.cache = BlockCache(settings.usable_blocks, settings.host_kv_blocks)
         self.counters = Counters()
@@ -183,10 +184,12 @@ class EngineModel:
         """The step in progress: sequences and their tokens."""
         self._stepping = False
         self._step_end = 0.0
-        # Steps that only decode end at `_anchor + n × interval`: adding the interval up step by step
-        # would make times depend on how often the driver looks.
+        # While the same sequences decode and nothing else, steps end at `_anchor + _pace.after_s(n)`: adding
+        # up step by step would make times depend on how often the driver looks.
         self._anchor = 0.0
+        self._pace = Pace(0.0, 0.0)
         self._paced = 0
+        """Steps begun since then; 0 = the next one sets the anchor."""
         self._pure = False
         """The last step only decoded."""
         self._blocked = False
@@ -230,6 +233,7 @@ class EngineModel:
             self._running.remove(seq)
             # The step in progress goes on: it lasts as long as it was going to.
             self._batch = [(member, tokens) for member, tokens in self._batch if member is not seq]
+            self._paced = 0
         elif seq in self._waiting:
             self._waiting.remove(seq)
         elif seq.id in self._pulling:
@@ -273,13 +277,13 @@ class EngineModel:
         For a driver that needs no more: while all that run decode and nobody can join them, it passes over
         the steps between, which `advance` then leaps.
         """
-        if not self._stepping or not self._pure or self._loading or (self._waiting and not self._blocked):
+        if not self._stepping or not self._paced or self._loading or (self._waiting and not self._blocked):
             return self.next_event_time()
         steps = min([seq.job.output_tokens - seq.generated for seq, _ in self._batch], default=1)
         if len(self._batch) * (steps // self._block + 1) > self.cache.free:
             # One of them may have to give up its blocks on the way, and what waits may then get them.
             return self.next_event_time()
-        return self._anchor + (self._paced + steps - 1) * self._interval
+        return self._anchor + self._pace.after_s(self._paced + steps - 1)
 
     def advance(self, now: float) -> list[Event]:
         """Let time pass until `now`. Returns what happened since the last call, in order."""
@@ -345,23 +349,25 @@ class EngineModel:
             # Where the last that ran gave its blocks up there is something to start, and at once.
             return budget is None
         seconds = 0.0
-        decodes = prefills = False
+        decodes = context = 0
         for seq, tokens in batch:
             if seq.computed < seq.prefill:
-                seconds += self._cost(seq.computed, tokens)
-                prefills = True
+                seconds += self._prefill_s(seq.computed, tokens)
             else:
-                decodes = True
+                decodes += 1
+                context += seq.computed
             seq.computed += tokens
-        self._pure = not prefills
+        self._pure = decodes == len(batch)
         if self._pure:
             if self._paced == 0:
                 self._anchor = self._now
+                self._pace = self._cost.pace(decodes, context)
             self._paced += 1
-            self._step_end = self._anchor + self._paced * self._interval
+            self._step_end = self._anchor + self._pace.after_s(self._paced)
         else:
             self._paced = 0
-            self._step_end = self._now + seconds + (self._interval if decodes else 0.0)
+            rest = self._cost.pace(decodes, context).step_s if decodes else self._cost.step_s
+            self._step_end = self._now + seconds + rest
         self._batch = batch
         self._stepping = True
         return True
@@ -371,11 +377,11 @@ class EngineModel:
         to the last but one of whoever finishes first. False, and nothing done, where that is not so or
         free blocks do not reach."""
         running = self._running
-        if not running or self._loading or (self._waiting and not self._blocked):
+        if not self._paced or not running or self._loading or (self._waiting and not self._blocked):
             return False
         steps = min(seq.job.output_tokens - seq.generated for seq in running) - 1
-        # One fewer than fit: the division may round up. The last is then taken by itself.
-        steps = min(steps, int((now - self._anchor) / self._interval) - self._paced - 1)
+        # One fewer than fit: the last is then taken by itself.
+        steps = min(steps, self._pace.steps_within(now - self._anchor) - self._paced - 1)
         if steps < 2:
             return False
         block = self._block
@@ -390,7 +396,7 @@ class EngineModel:
             seq.total += steps
             seq.generated += steps
         self._paced += steps
-        self._now = self._anchor + self._paced * self._interval
+        self._now = self._anchor + self._pace.after_s(self._paced)
         self.counters.generated_tokens += steps * len(running)
         if self._token_events:
             self._events.extend([Tokens(seq.id, self._now, steps) for seq in running])
@@ -419,6 +425,7 @@ class EngineModel:
                 del self._seqs[seq.id]
                 counters.finished += 1
         if done:
+            self._paced = 0
             self._running = [seq for seq in self._running if seq.generated < seq.job.output_tokens]
         self._batch = []
 
@@ -556,6 +563,7 @@ class EngineModel:
         return False
 
     def _preempt(self, seq: _Seq) -> None:
+        self._paced = 0
         self._give_back(seq)
         seq.computed = 0
         seq.pulled = 0

@@ -24,6 +24,14 @@ class ReplicaSettings:
     """Prompt tokens computed a second."""
     decode_tps: float = 50.0
     """Tokens a second of one sequence while nothing is prefilled."""
+    prefill_double_tokens: float = 0.0
+    """How many tokens before it make a prompt token cost twice as much as the first; 0 = none do."""
+    decode_double_seqs: float = 0.0
+    """How many sequences more make a step that decodes take twice as long as with one; 0 = none do."""
+    decode_double_tokens: float = 0.0
+    """How many tokens of decoding sequences make a step take twice as long as with none; 0 = none do."""
+    step_ms: float = 0.0
+    """Milliseconds that a step which only prefills takes beside its prompt tokens."""
     max_num_seqs: int = 256
     """Sequences in a step at most."""
     batch_tokens: int = 8_192
@@ -52,8 +60,15 @@ class ReplicaSettings:
         ]
         faults += [
             f"{field}: must not be negative"
-            for field in ("host_kv_blocks", "host_gbps")
-            if self._of(field) < 0
+            for field in (
+                "host_kv_blocks",
+                "host_gbps",
+                "prefill_double_tokens",
+                "decode_double_seqs",
+                "decode_double_tokens",
+                "step_ms",
+            )
+            if not self._of(field) >= 0
         ]
         if self.host_kv_blocks > 0 and self.host_gbps == 0:
             faults.append("host_kv_blocks: a host tier needs host_gbps above 0 to be read back")

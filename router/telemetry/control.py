@@ -1,6 +1,6 @@
-"""Metrics of the control plane: settings that were put in force, and those that were not."""
+"""Metrics of the control plane: settings that were put in force or refused, and where replicas are found."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from opentelemetry.sdk.metrics.export import Metric
@@ -19,6 +19,47 @@ class ReloadSource(Protocol):
     def refused(self) -> bool:
         """Whether the latest attempt was refused."""
         ...
+
+
+class DiscoveryStatus(Protocol):
+    """What metrics ask of one source that replicas are found by."""
+
+    @property
+    def source(self) -> str: ...
+
+    @property
+    def replicas(self) -> int: ...
+
+    @property
+    def fault(self) -> str: ...
+
+    @property
+    def faults(self) -> int: ...
+
+
+def discovery_metrics(sources: Callable[[], Sequence[DiscoveryStatus]], build: Builder) -> list[Metric]:
+    """What sources find, and whether they can."""
+    statuses = sources()
+    return [
+        build.gauge(
+            "homing_discovery_replicas",
+            "Replicas that a source named last.",
+            "{replica}",
+            [({"source": status.source}, status.replicas) for status in statuses],
+        ),
+        build.gauge(
+            "homing_discovery_failing",
+            "1 while a source cannot find out, so that what it named last is in use.",
+            "1",
+            [({"source": status.source}, int(bool(status.fault))) for status in statuses],
+        ),
+        build.counter(
+            "homing_discovery_faults",
+            "Times that a source could not find out.",
+            "{fault}",
+            [({"source": status.source}, status.faults) for status in statuses],
+        ),
+    ]
 
 
 def reload_metrics(source: ReloadSource, build: Builder) -> list[Metric]:

@@ -16,7 +16,8 @@ import httpx
 import yaml
 
 from router.base.ids import ReplicaId
-from router.core.fleet import ReplicaStatus
+from router.controlplane.roster import Listed
+from router.core.fleet import ReplicaSpec, ReplicaStatus
 from router.settings.compare import Settings
 from router.settings.credentials import load_secrets
 from router.settings.load import load_config
@@ -99,9 +100,8 @@ class Fleet:
         await replica.start()
         self.replicas[name] = replica
         router = self.router
-        specs = [router.engine.spec(each) for each in router.engine.replica_ids()]
-        added = replace(specs[0], id=ReplicaId(name), url=replica.url)
-        router._set_replicas([*specs, added])
+        added = ReplicaSpec(ReplicaId(name), replica.url)
+        router.discovery.list_config([*router.discovery.fleet, Listed(added)])
         await router.probe_once()
         return replica
 
@@ -178,13 +178,14 @@ async def fleet(
 
         def read(code: Container[str] | None) -> Settings:
             loaded = load_config(folder / "router.yaml", code)
-            return Settings(loaded, load_secrets(loaded, environ))
+            return Settings(loaded, load_secrets(loaded, environ), environ)
 
         settings = read(None)
         router = Router(
             settings.loaded,
             settings.secrets,
             rng=Random(5),
+            environ=environ,
             read=read if reload else None,
             look_every_s=look_every_s,
         )

@@ -13,6 +13,7 @@ On several servers this order is not proven to be the best, so it is a yardstick
 from heapq import heappop, heappush
 from itertools import count
 
+from router.simulator.cost import StepCost
 from router.simulator.replay.figures import Measured
 from router.simulator.replay.workload import Player, Workload, begin
 from router.simulator.settings import ReplicaSettings
@@ -37,7 +38,7 @@ class Bound:
     def __init__(self, workload: Workload, settings: ReplicaSettings, *, replicas: int) -> None:
         self.measured = Measured()
         self._block = workload.block_tokens
-        self._settings = settings
+        self._cost = StepCost(settings)
         self._replicas = replicas
         self._held: set[int] = set()
         self._computing: dict[_Work, None] = {}
@@ -70,7 +71,8 @@ class Bound:
         self._held.update(step.fresh, step.reply)
         self.measured.prompt_tokens += step.prompt_tokens
         self.measured.cached_tokens += cached
-        work = _Work(player, (step.prompt_tokens - cached) / self._settings.prefill_tps)
+        fresh = step.prompt_tokens - cached
+        work = _Work(player, self._cost.prefill_s(cached, fresh) + self._cost.step_s)
         if len(self._computing) == self._replicas:
             longest = max(self._computing, key=lambda running: running.ends_at)
             if longest.ends_at - now <= work.left_s:
@@ -103,7 +105,8 @@ class Bound:
             self._start(heappop(self._queue)[2], now)
         player = work.player
         self.measured.ttft_s.append(now - player.arrived)
-        ended = now + (player.step.output_tokens - 1) / self._settings.decode_tps
+        pace = self._cost.pace(1, player.step.prompt_tokens)
+        ended = now + pace.after_s(player.step.output_tokens - 1)
         following = player.answered(ended)
         if following is not None:
             self._push(following, player)

@@ -32,6 +32,10 @@ class Options:
     kv_bytes_per_token: int = 163_840
     prefill_tps: float = 8000.0
     decode_tps: float = 50.0
+    prefill_double_tokens: float = 0.0
+    decode_double_seqs: float = 0.0
+    decode_double_tokens: float = 0.0
+    step_ms: float = 0.0
     max_num_seqs: int = 256
     batch_tokens: int = 8192
     host_gbps: float = 400.0
@@ -100,6 +104,10 @@ def _settings(options: Options, block_tokens: int) -> ReplicaSettings:
         host_kv_blocks=options.host_kv_tokens // block_tokens if options.host_gbps else 0,
         prefill_tps=options.prefill_tps,
         decode_tps=options.decode_tps,
+        prefill_double_tokens=options.prefill_double_tokens,
+        decode_double_seqs=options.decode_double_seqs,
+        decode_double_tokens=options.decode_double_tokens,
+        step_ms=options.step_ms,
         max_num_seqs=options.max_num_seqs,
         batch_tokens=options.batch_tokens,
         max_model_len=blocks * block_tokens,

@@ -210,6 +210,7 @@ async def test_replicas_are_shown_with_all_that_is_known_and_null_for_what_is_no
                 "waiting": None,
                 "kv_usage": None,
                 "kv_capacity_tokens": None,
+                "host_kv_tokens": None,
             },
             "report_age_s": 0.5,
             "capacity_tokens": None,
@@ -219,6 +220,7 @@ async def test_replicas_are_shown_with_all_that_is_known_and_null_for_what_is_no
             "held": 5,
             "free_tokens": 300_000,
             "horizon_tokens": 8192,
+            "leaving": False,
         }
 
 

@@ -90,12 +90,12 @@ def test_it_is_well_when_healthy_and_not_draining() -> None:
     assert (of.well, of.takes_turns()) == (False, False)
     of.observe(ProbePassed(), 0.0)
     assert (of.well, of.takes_turns()) == (True, True)
-    of.draining = True
+    of.drained = True
     of.settle()
     assert not of.well
     assert (of.returning(0.0), of.takes_turns()) == (False, False)
     assert of.describe() == "is draining"
-    of.draining = False
+    of.drained = False
     for at in (1.0, 2.0):
         of.observe(ProbeFailed("timed out"), at)
     assert not of.well

@@ -8,7 +8,7 @@ from router.base.ids import OPEN_TENANT
 from router.core.fleet import ReplicaSpec
 from router.core.plan import Overload, Plan, Retry, SessionRules
 from router.core.strategies.ring import RingOnly
-from router.settings.build import build_plan, build_plans, build_replicas, build_routes
+from router.settings.build import build_plan, build_plans, build_routes, build_spec
 from router.settings.load import load_config
 from router.settings.policy import Policy
 
@@ -70,10 +70,10 @@ replicas:
         plans[routes.match(route, model, OPEN_TENANT)].name
         for route, model in (("/v1/embeddings", "m"), ("/v1/completions", "m"), ("/v1/completions", "n"))
     ] == ["least-loaded", "prefix", "ring"]
-    assert build_replicas(loaded.value) == (
+    assert [build_spec(replica) for replica in loaded.value.replicas] == [
         ReplicaSpec("a", "http://a:1", 5),
         ReplicaSpec("b", "http://b:80", None),
-    )
+    ]
 
 
 def test_the_shipped_config_builds(monkeypatch):

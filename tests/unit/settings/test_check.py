@@ -136,3 +136,14 @@ def test_the_schema_describes_each_kind_and_writes_defaults_as_files_do():
     assert kinds["Limits"]["properties"]["first_byte"]["default"] == "10m"
     assert kinds["Admin"]["properties"]["listen"]["default"] == "127.0.0.1:9090"
     assert kinds["Overload"]["properties"]["in_flight"]["default"] == "auto"
+
+
+def test_a_file_of_replicas_is_checked_with_the_config_that_names_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("c.yaml").write_text("version: 1\ndiscovery: {file: replicas.yaml}\n")
+    found = check_files([Path("c.yaml")], {})
+    assert found.faults == ()
+    assert found.notices == ("c.yaml:2: discovery.file: no file 'replicas.yaml' (here; it may come later)",)
+    Path("replicas.yaml").write_text("version: 1\nreplicas: [{name: a}]\n")
+    found = check_files([Path("c.yaml"), Path("replicas.yaml")], {})
+    assert found.faults == ("replicas.yaml:2: replicas[0]: 'url' is missing",)

@@ -25,11 +25,38 @@ def test_the_defaults_are_those_of_the_design():
     assert (str(config().listen), str(config().admin.listen)) == ("127.0.0.1:8080", "127.0.0.1:9090")
 
 
-@pytest.mark.parametrize("kind", ["file", "dns", "kubernetes"])
-def test_discovery_is_not_in_this_version(kind):
-    assert config(discovery={}).discovery is not None
-    with pytest.raises(ValidationError, match="not in this version"):
-        config(discovery={kind: {}})
+def test_replicas_may_be_found_in_three_ways_and_beside_each_other():
+    assert not config(discovery={}).discovery
+    assert config(discovery={"file": "replicas.yaml"}).discovery
+    both = config(
+        discovery={
+            "dns": {"name": "vllm.internal", "port": 8000},
+            "kubernetes": {"service": "vllm", "kv_tokens": 5},
+        }
+    ).discovery
+    assert both
+    assert (both.dns.type, both.dns.every, both.dns.scheme, both.dns.server) == ("A", 10.0, "http", None)
+    assert (both.kubernetes.port, both.kubernetes.namespace, both.kubernetes.kv_tokens) == (None, None, 5)
+
+
+@pytest.mark.parametrize(
+    ("discovery", "said"),
+    [
+        ({"dns": {"name": "x"}}, "A records name no port"),
+        ({"dns": {"name": "x", "type": "SRV", "port": 1}}, "SRV records name the port"),
+        ({"dns": {"name": "x", "port": 1, "every": "100ms"}}, "too often"),
+        ({"dns": {"name": "x", "port": 1, "server": "dns.internal:53"}}, "is a name"),
+        ({"dns": {"name": "x", "port": 1, "ca": "ca.pem"}}, "ca and verify are for https"),
+        ({"dns": {"name": "x", "port": 1, "scheme": "https", "ca": "c", "verify": False}}, "keep one"),
+        ({"kubernetes": {}}, "give either service or pods"),
+        ({"kubernetes": {"service": "a", "pods": "app=a", "port": 1}}, "give either service or pods"),
+        ({"kubernetes": {"pods": "app=a"}}, "give 'port'"),
+        ({"kubernetes": {"service": "Not_A_Service"}}, "should match pattern"),
+    ],
+)
+def test_what_cannot_find_replicas_is_refused(discovery, said):
+    with pytest.raises(ValidationError, match=said):
+        config(discovery=discovery)
 
 
 def test_a_body_must_fit_into_what_is_held():

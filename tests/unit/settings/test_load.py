@@ -177,7 +177,7 @@ REPLICA = "version: 1\nreplicas:\n  - "
         ),
         (
             "version: 1\ndiscovery:\n  dns: {name: x}\n",
-            "c.yaml:3: discovery.dns: not in this version",
+            "c.yaml:3: discovery.dns: A records name no port; give 'port'",
         ),
         ("version: 1\ndiscovery: {dsn: 1}\n", "c.yaml:2: discovery: unknown key 'dsn'; did you mean 'dns'?"),
         (

@@ -7,6 +7,14 @@ from hypothesis import strategies as st
 from router.simulator.model import EngineModel, Event, Finished, FirstToken, Job, Preempted, Tokens
 from router.simulator.settings import ReplicaSettings
 
+GROWING = {
+    "prefill_double_tokens": 60.0,
+    "decode_double_seqs": 3.0,
+    "decode_double_tokens": 90.0,
+    "step_ms": 7.0,
+}
+"""Costs that grow, and fast."""
+
 
 def engine(kv_blocks: int = 1000, **given: float) -> EngineModel:
     """An engine on which requests can hold so many blocks."""
@@ -246,6 +254,16 @@ def test_requests_that_hold_blocks_from_the_host_do_not_starve_each_other() -> N
     assert model.cache.used == 0
 
 
+def test_one_that_needs_what_another_generates_gets_in_as_soon_as_it_fits() -> None:
+    model = engine(kv_blocks=9)
+    model.submit(job("a", 60, 80), 0.0)
+    run(model, until=0.07)
+    model.submit(job("b", 130, 1), 0.07)  # 6 blocks beside the 4 of a; one less when a has filled its last
+    events = model.advance(10.0)
+    assert cached(events)["b"] == 64
+    assert ended(events)["b"] < ended(events)["a"]
+
+
 def test_one_that_needs_what_another_computes_gets_in_once_it_is_there() -> None:
     model = engine(kv_blocks=20, batch_tokens=64)
     model.submit(job("a", 200, 60), 0.0)
@@ -254,6 +272,23 @@ def test_one_that_needs_what_another_computes_gets_in_once_it_is_there() -> None
     events = run(model)
     assert cached(events)["b"] > 0
     assert ended(events)["b"] < ended(events)["a"]
+
+
+def test_decoding_gets_slower_with_more_sequences_and_with_longer_ones() -> None:
+    model = engine(decode_double_seqs=1.0, decode_double_tokens=1000.0)
+    for number in range(2):
+        model.submit(job(str(number), 100, 3, seed=number), 0.0)
+    times = [event.at for event in run(model) if event.id == "0" and isinstance(event, FirstToken | Tokens)]
+    # 50 a second, twice that for the second sequence, and a thousandth of it more for each token of both.
+    assert times == pytest.approx([0.2, 0.2 + 0.044, 0.2 + 0.044 + 0.04404])
+
+
+def test_a_step_that_only_prefills_takes_its_own_time_too() -> None:
+    model = engine(step_ms=30.0)
+    model.submit(job("a", 1000, 2), 0.0)  # two steps of 512 tokens at most
+    events = run(model)
+    assert ttft(events) == {"a": 1.06}
+    assert ended(events) == {"a": pytest.approx(1.08)}
 
 
 def test_the_cost_of_a_prompt_may_grow_with_what_stands_before_it() -> None:
@@ -361,12 +396,17 @@ def test_every_request_ends_and_no_block_is_lost(
 
 
 @settings(max_examples=100, deadline=None)
-@given(arrivals=arrivals, blocks=st.sampled_from([9, 40]), looks=st.lists(st.floats(0, 20), max_size=30))
+@given(
+    arrivals=arrivals,
+    blocks=st.sampled_from([9, 40]),
+    looks=st.lists(st.floats(0, 20), max_size=30),
+    costs=st.sampled_from([{}, GROWING]),
+)
 def test_how_often_the_driver_looks_changes_nothing(
-    arrivals: list[Arrival], blocks: int, looks: list[float]
+    arrivals: list[Arrival], blocks: int, looks: list[float], costs: dict[str, float]
 ) -> None:
     def ends(extra: list[float]) -> dict[str, float]:
-        model = engine(kv_blocks=blocks)
+        model = engine(kv_blocks=blocks, **costs)
         now = 0.0
         events: list[Event] = []
         for number, (gap, prompt, output, seed) in enumerate(arrivals):
@@ -410,14 +450,17 @@ def test_the_next_outcome_passes_over_steps_that_only_decode() -> None:
     blocks=st.sampled_from([9, 14, 40]),
     host=st.sampled_from([0, 20]),
     seqs=st.sampled_from([1, 3, 50]),
+    costs=st.sampled_from([{}, GROWING]),
 )
-@example(arrivals=[(0.0, 15, 35, 0), (0.01, 64, 34, 0), (0.01, 33, 17, 0)], blocks=9, host=20, seqs=3)
+@example(
+    arrivals=[(0.0, 15, 35, 0), (0.01, 64, 34, 0), (0.01, 33, 17, 0)], blocks=9, host=20, seqs=3, costs={}
+)
 def test_a_driver_that_sleeps_until_the_next_outcome_is_never_late(
-    arrivals: list[Arrival], blocks: int, host: int, seqs: int
+    arrivals: list[Arrival], blocks: int, host: int, seqs: int, costs: dict[str, float]
 ) -> None:
     def outcomes(*, sleeps: bool) -> list[Event]:
         settings = {"kv_blocks": blocks, "host_kv_blocks": host, "host_gbps": 2.0, "max_num_seqs": seqs}
-        model = engine(**settings)
+        model = engine(**settings, **costs)  # type: ignore[arg-type]
         found: list[Event] = []
 
         def drive(until: float) -> None:

@@ -1,6 +1,7 @@
 """The control plane's metrics."""
 
-from router.telemetry.control import reload_metrics
+from router.controlplane.discovery import SourceStatus
+from router.telemetry.control import discovery_metrics, reload_metrics
 from router.telemetry.points import Builder
 from router.telemetry.prometheus import render
 
@@ -21,4 +22,16 @@ def test_reloads_are_counted_and_a_refused_one_shows():
         'homing_reloads_total{outcome="applied"} 2',
         'homing_reloads_total{outcome="refused"} 1',
         "homing_reload_refused 1",
+    ]
+
+
+def test_sources_show_what_they_found_and_whether_they_still_can():
+    statuses = [SourceStatus("dns", 3, "", 1.0, 2), SourceStatus("file", 0, "gone", None, 1)]
+    assert lines(*discovery_metrics(lambda: statuses, Builder(1, 2))) == [
+        'homing_discovery_replicas{source="dns"} 3',
+        'homing_discovery_replicas{source="file"} 0',
+        'homing_discovery_failing{source="dns"} 0',
+        'homing_discovery_failing{source="file"} 1',
+        'homing_discovery_faults_total{source="dns"} 2',
+        'homing_discovery_faults_total{source="file"} 1',
     ]

@@ -10,6 +10,7 @@ from opentelemetry.sdk.metrics.export import HistogramDataPoint, Metric
 from router.base.clock import ManualClock
 from router.base.errors import ErrorKind
 from router.base.ids import ReplicaId, SessionKey
+from router.controlplane.discovery import SourceStatus
 from router.core.breaks import Cause
 from router.core.chain_watch import ChainWatch
 from router.core.decide import Decision, Kind
@@ -18,7 +19,7 @@ from router.core.observe import Ended, HealthChange, Outcome, Usage, WaitEnd
 from router.core.outline import Part
 from router.core.request import Turn
 from router.telemetry.access_log import access_log_metrics
-from router.telemetry.control import reload_metrics
+from router.telemetry.control import discovery_metrics, reload_metrics
 from router.telemetry.counters import Counters
 from router.telemetry.log_file import LogFile
 from router.telemetry.metrics import Metrics
@@ -134,6 +135,9 @@ def counters(turn: Turn, decided: Callable[..., Decision], ended: Callable[..., 
     return counters
 
 
+FOUND = SourceStatus("dns", 3, "no answer", 5.0, 2)
+
+
 class Reloads:
     """Settings came twice, the last ones with faults."""
 
@@ -160,7 +164,11 @@ def metrics(counters: Counters) -> Metrics:
         Plane(),
         ManualClock(100.0),
         chains=chains,
-        sections=[partial(reload_metrics, Reloads()), partial(access_log_metrics, log)],
+        sections=[
+            partial(reload_metrics, Reloads()),
+            partial(access_log_metrics, log),
+            partial(discovery_metrics, lambda: [FOUND]),
+        ],
         wall_ns=lambda: next(walls),
     )
 
