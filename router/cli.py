@@ -33,9 +33,6 @@ _log = logging.getLogger(__name__)
 
 _LEVELS: Final = ("debug", "info", "warning", "error")
 
-# What a running turn gets to end in after SIGTERM. Kubernetes kills after 30 s.
-_GRACE_S: Final = 20.0
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit status."""
@@ -105,10 +102,16 @@ async def _serve_until_stopped(settings: "Settings", read: "Read") -> int:
         await router.start()
         settle_heap()
         _announce(router)
-        await stop.wait()
-        _say("homing: stopping; running turns may end (once more: at once)", sys.stderr)
+        handed_over = router.succession.handed_over
+        await _first_of(stop.wait(), handed_over.wait())
+        grace_s = router.config.restart.grace
+        if handed_over.is_set():
+            grace_s = router.config.restart.linger
+            _say("homing: a successor has taken over; running turns may end", sys.stderr)
+        else:
+            _say("homing: stopping; running turns may end (once more: at once)", sys.stderr)
         stop.clear()
-        await _first_of(router.close(_GRACE_S), stop.wait())
+        await _first_of(router.close(grace_s), stop.wait())
     finally:
         await reloads.close()
         await router.close()

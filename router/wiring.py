@@ -4,6 +4,7 @@ import logging
 import sys
 from collections.abc import Container, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Final
 
@@ -21,6 +22,7 @@ from router.controlplane.probe import Prober, ProbeTiming
 from router.controlplane.reload import Read, Reloader
 from router.controlplane.roster import Listed
 from router.controlplane.sources import build_sources, list_config
+from router.controlplane.succession import ADMIN, DATA, Succession
 from router.controlplane.watch import FileWatch
 from router.core.chain_watch import ChainWatch, told
 from router.core.engine import Engine
@@ -163,7 +165,20 @@ class Router:
         )
         if read is not None:
             self._watches.append(self._settings_watch(look_every_s))
+        self.succession = self._succession(loaded.folder, secret)
         self.discovery.list_config(list_config(config, secrets))
+
+    def _succession(self, folder: Path, secret: bytes) -> Succession:
+        written = self.config.restart
+        return Succession(
+            self.engine,
+            self.clock,
+            secret,
+            snapshot_path=folder / written.snapshot if written.snapshot is not None else None,
+            handover_path=folder / written.handover if written.handover is not None else None,
+            addresses={DATA: str(self.config.listen), ADMIN: str(self.config.admin.listen)},
+            listeners=lambda: {DATA: self.dataplane.listeners(), ADMIN: self.admin.listeners()},
+        )
 
     def _settings_watch(self, every_s: float) -> FileWatch:
         def look() -> Stamps:
@@ -221,9 +236,12 @@ class Router:
         listen, admin = self.config.listen, self.config.admin.listen
         if self.access_log is not None:
             self.access_log.start()
-        await self.admin.start(admin.host, admin.port)
+        await self.succession.begin()
+        await self.admin.start(admin.host, admin.port, self.succession.sockets(ADMIN))
         await self.probe_once()
-        await self.dataplane.start(listen.host, listen.port)
+        await self.succession.recall()
+        await self.dataplane.start(listen.host, listen.port, self.succession.sockets(DATA))
+        await self.succession.established()
         for watch in self._watches:
             watch.start()
 
@@ -231,7 +249,11 @@ class Router:
         """Stop, giving running turns `grace_s` seconds. May be called after a failed start."""
         for watch in self._watches:
             await watch.close()
-        await self.dataplane.close(grace_s)
+        await self.succession.close()
+        if self.succession.handed_over.is_set():
+            await self.admin.close()
+        await self.dataplane.close(grace_s, succeeded=self.succession.handed_over.is_set())
+        await self.succession.leave()
         await self.discovery.close()
         await self._prober.close()
         await self.admin.close()

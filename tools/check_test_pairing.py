@@ -36,6 +36,8 @@ TESTED_ELSEWHERE: Mapping[str, str] = {
     "router/kv/remote.py": "tests/integration/test_kv_agents.py",
     "router/kv/serving.py": "tests/integration/test_kv_agents.py",
     "router/kv/sources.py": "tests/integration/test_kv_agents.py",
+    # Two routers, one after the other.
+    "router/controlplane/succession.py": "tests/integration/test_restart.py",
     # Whole routers: wiring by each client library, the demo by the wheel's trial.
     "router/wiring.py": "tests/clients",
     "router/demo.py": "tools/smoke_wheel.sh",

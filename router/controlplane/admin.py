@@ -8,6 +8,7 @@ import difflib
 import errno
 import logging
 import secrets
+import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -155,8 +156,11 @@ class AdminServer:
         """The port it listens on, once started; 0 before."""
         return self._port
 
-    async def start(self, host: str, port: int) -> None:
-        """Listen; port 0 takes any free one. Raises `HomingError` with what to do where it cannot."""
+    async def start(self, host: str, port: int, sockets: Sequence[socket.socket] = ()) -> None:
+        """Listen, on `sockets` where there are any: they listen already. Port 0 takes any free one.
+
+        Raises `HomingError` with what to do where it cannot.
+        """
         if not self._configured and not is_loopback(host):
             raise HomingError(
                 f"the admin API on {host} can be reached from other machines and has no token: give "
@@ -168,12 +172,21 @@ class AdminServer:
         )
         await runner.setup()
         try:
-            await web.TCPSite(runner, host, port).start()
+            for each in sockets:
+                await web.SockSite(runner, each).start()
+            if not sockets:
+                await web.TCPSite(runner, host, port).start()
         except OSError as error:
             await runner.cleanup()
             raise _cannot_listen(error, host, port) from error
         self._runner = runner
         self._port = runner.addresses[0][1]
+
+    def listeners(self) -> list[int]:
+        """The file numbers of the sockets that are listened on."""
+        sites = self._runner.sites if self._runner is not None else ()
+        servers = [server for site in sites if (server := getattr(site, "_server", None)) is not None]
+        return [each.fileno() for server in servers for each in server.sockets]
 
     async def close(self) -> None:
         """Stop listening. May be called again."""

@@ -26,6 +26,15 @@ from router.core.health import (
 )
 from router.core.learned import Learned
 from router.core.member import Member
+from router.core.memory import (
+    SAME_START_S,
+    Memory,
+    ReplicaMemory,
+    ResponseMemory,
+    SessionMemory,
+    lives,
+    why_cold,
+)
 from router.core.model import Model
 from router.core.observe import FAILURES, NEUTRAL, Ended, HealthChange, Observer, Outcome, Usage, WaitEnd
 from router.core.plan import Plan
@@ -58,9 +67,6 @@ _JUST_S: Final = 0.05
 
 # Models a fleet serves, adapters included. Beyond it, those used longest ago are learned again.
 _MAX_MODELS: Final = 1024
-
-# Clocks of replica and scrape round differently: a start time that moved by less is the same process.
-_SAME_START_S: Final = 1.0
 
 # Idle sessions are dropped so often and so many at once: more than can come in between.
 _EXPIRE_EVERY_S: Final = 0.05
@@ -978,7 +984,7 @@ class Engine:
         before = member.report.start_time if member.report is not None else None
         if report.start_time is None:
             report = report._replace(start_time=before)
-        elif before is not None and abs(report.start_time - before) > _SAME_START_S:
+        elif before is not None and abs(report.start_time - before) > SAME_START_S:
             self._restarted(member, now)
         member.note(report, now)
         self._resize(member)
@@ -1047,6 +1053,91 @@ class Engine:
         self._index.close_shelf(member.shelf)
         if member.reach != member.shelf:
             self._index.close_shelf(member.reach)
+
+    # --- memory -------------------------------------------------------------------------------------
+
+    def memory(self, now: float) -> Memory:
+        """What is known that cannot be asked for again. Takes some tenths of a second for a large fleet."""
+        index = self._index
+        return Memory(
+            tuple(
+                ReplicaMemory(
+                    member.id,
+                    member.spec.url,
+                    member.report.start_time if member.report is not None else None,
+                    member.epoch,
+                    member.drained,
+                    index.dump(member.shelf),
+                    index.dump(member.reach) if member.reach != member.shelf else None,
+                )
+                for member in self._ordered
+            ),
+            tuple(
+                SessionMemory(
+                    session.key,
+                    session.model,
+                    session.tenant,
+                    session.home,
+                    session.home_epoch,
+                    session.resident_tokens,
+                    session.tail,
+                    session.reply_tokens,
+                    session.turns,
+                    session.moves,
+                    now - session.created_at,
+                    now - session.last_turn_at,
+                    session.source,
+                )
+                for session in self._sessions
+            ),
+            tuple(
+                ResponseMemory(response_id, tenant, *stored)
+                for response_id, tenant, stored in self._responses
+            ),
+            tuple((name, model.ratio.value) for name, model in self._models.items()),
+        )
+
+    def recall(self, memory: Memory, now: float, passed_s: float) -> dict[ReplicaId, str]:
+        """Take in what an engine knew `passed_s` seconds ago, for an engine that has had no turn yet.
+
+        It is held against what the replicas have reported since: only what concerns a replica that is the
+        same process is taken. Answers for each replica of the memory why it is cold, or "" where it is warm.
+        """
+        for name, ratio in memory.ratios:
+            self._models.setdefault(name, Model(name, ratio))
+        verdicts: dict[ReplicaId, str] = {}
+        warm: list[tuple[ReplicaMemory, int]] = []
+        for kept in memory.replicas:
+            member = self._members.get(kept.id)
+            if member is None:
+                verdicts[kept.id] = "is not in the fleet"
+                continue
+            if kept.drained:
+                self.drain(kept.id, True)
+            started = member.report.start_time if member.report is not None else None
+            verdicts[kept.id] = why_cold(kept, member.spec.url, started)
+            if not verdicts[kept.id]:
+                warm.append((kept, member.epoch))
+                self._resize(member)
+                self._index.load(member.shelf, kept.shelf)
+                if member.reach != member.shelf:
+                    self._index.load(member.reach, kept.reach if kept.reach is not None else kept.shelf)
+        epochs = lives(warm)
+        for session in memory.sessions:
+            epoch = epochs.get((session.home, session.home_epoch))
+            if epoch is None:
+                continue
+            created, last = now - session.age_s - passed_s, now - session.idle_s - passed_s
+            fields = session._asdict()
+            del fields["age_s"], fields["idle_s"]
+            fields["home_epoch"] = epoch
+            self._sessions.restore(Session(**fields, created_at=created, last_turn_at=last), now)
+        for response in memory.responses:
+            epoch = epochs.get((response.replica, response.epoch))
+            if epoch is not None:
+                stored = Stored(response.replica, epoch, response.session, response.model, response.tail)
+                self._responses.keep(response.tenant, response.id, stored)
+        return verdicts
 
     # --- for people ---------------------------------------------------------------------------------
 

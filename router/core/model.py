@@ -15,8 +15,9 @@ class Model:
 
     __slots__ = ("_tag", "ratio")
 
-    def __init__(self, name: str) -> None:
-        self.ratio = TokenRatio()
+    def __init__(self, name: str, ratio: float | None = None) -> None:
+        """`ratio` = tokens a prompt byte as learned before; `None` = nothing is known."""
+        self.ratio = TokenRatio() if ratio is None else TokenRatio(ratio)
         self._tag = f"{hash64(name.encode('utf-8', 'surrogatepass')):0{_TAG}x}"
 
     def key(self, session: SessionKey) -> SessionKey:

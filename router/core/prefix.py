@@ -12,11 +12,14 @@ Held to at every moment:
    shelf at the first segment that it does not hold.
 """
 
+from array import array
 from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import Final
+
+from router.core.memory import ShelfMemory
 
 # Entries that one call may drop beyond as many as it added: about half a millisecond. Shrinking or closing
 # a shelf with a million entries is spread over the touches that follow.
@@ -147,6 +150,32 @@ class PrefixIndex:
                 holders = still
         _append_each(holders, len(hashes), found)
         return found
+
+    def dump(self, shelf: int) -> ShelfMemory:
+        """All that the shelf lists."""
+        sizes = self._open[shelf].sizes
+        return ShelfMemory(array("Q", sizes).tobytes(), array("Q", sizes.values()).tobytes())
+
+    def load(self, shelf: int, memory: ShelfMemory) -> None:
+        """List what an index has dumped, on a shelf that lists nothing yet: the most recent that fit.
+
+        Raises `ValueError` for a shelf that lists something. Takes about a second for a million segments.
+        """
+        loaded = self._open[shelf]
+        if loaded.sizes:
+            raise ValueError("only an empty shelf can be loaded")
+        hashes, sizes = array("Q"), array("Q")
+        hashes.frombytes(memory.hashes)
+        sizes.frombytes(memory.sizes)
+        loaded.sizes = OrderedDict(zip(hashes, sizes, strict=True))
+        loaded.held_bytes = sum(loaded.sizes.values())
+        self._entries += len(loaded.sizes)
+        for segment in loaded.sizes:
+            self._masks[segment] = self._masks.get(segment, 0) | loaded.bit
+        self._trim(loaded, len(loaded.sizes))
+        self._drain(len(loaded.sizes))
+        while self._entries > self._max_segments:
+            self._shed(self._entries - self._max_segments)
 
     def segments(self, shelf: int) -> int:
         """How many segments the shelf lists."""

@@ -6,7 +6,7 @@ learned elsewhere and handed in.
 
 import hmac
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -227,6 +227,20 @@ class SessionTable:
         if working_set is None:
             working_set = lives[epoch] = WorkingSet()
         return working_set
+
+    def __iter__(self) -> Iterator[Session]:
+        """All of them, the one with the oldest turn first."""
+        return iter(self._sessions.values())
+
+    def restore(self, session: Session, now: float) -> None:
+        """Take in a session that a table of another process held, as its latest. One that is known stays."""
+        if session.key in self._sessions or self._is_idle(session, now):
+            return
+        self._latest = max(self._latest, session.last_turn_at)
+        self._sessions[session.key] = session
+        self._count(session)
+        if len(self._sessions) > self._max_sessions:
+            self._drop(next(iter(self._sessions)))
 
     def recent(self, limit: int) -> list[Session]:
         """Up to `limit` sessions, the one with the latest turn first."""

@@ -4,6 +4,7 @@ A bounded table of what was seen go by. The responses themselves lie on their re
 """
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from router.base.ids import ReplicaId, SessionKey, TenantId
@@ -37,6 +38,10 @@ class StoredResponses:
 
     def __len__(self) -> int:
         return len(self._responses)
+
+    def __iter__(self) -> Iterator[tuple[str, TenantId, Stored]]:
+        """Each id with its tenant, the one not told of for longest first."""
+        return ((response_id, *kept) for response_id, kept in self._responses.items())
 
     def find(self, tenant: TenantId, response_id: str) -> Stored | None:
         """What is known of a tenant's response; `None` if nothing."""

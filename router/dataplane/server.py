@@ -4,9 +4,11 @@ import asyncio
 import itertools
 import logging
 import secrets
+import socket
 import ssl
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Final, cast
 
 from router.base.clock import Clock
@@ -96,24 +98,27 @@ class DataPlane:
         self._live_ids: set[bytes] = set()
         self._id_prefix = secrets.token_hex(6).encode()
         self._ids = itertools.count(1)
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
 
     # --- life ---------------------------------------------------------------------------------------
 
-    async def start(self, host: str, port: int) -> None:
-        """Listen. Raises `HomingError` if the address cannot be had."""
+    async def start(self, host: str, port: int, sockets: Sequence[socket.socket] = ()) -> None:
+        """Listen, on `sockets` where there are any: they listen already. Raises `HomingError` if the address
+        cannot be had."""
         loop = asyncio.get_running_loop()
+        listen = partial(
+            loop.create_server,
+            lambda: cast(asyncio.Protocol, ClientConnection(self)),
+            backlog=_BACKLOG,
+            ssl=self._tls,
+            ssl_handshake_timeout=None if self._tls is None else _HANDSHAKE_S,
+            ssl_shutdown_timeout=None if self._tls is None else _FAREWELL_S,
+        )
         try:
-            self._server = await loop.create_server(
-                lambda: cast(asyncio.Protocol, ClientConnection(self)),
-                host,
-                port,
-                backlog=_BACKLOG,
-                reuse_address=True,
-                ssl=self._tls,
-                ssl_handshake_timeout=None if self._tls is None else _HANDSHAKE_S,
-                ssl_shutdown_timeout=None if self._tls is None else _FAREWELL_S,
-            )
+            if sockets:
+                self._servers = [await listen(sock=each) for each in sockets]
+            else:
+                self._servers = [await listen(host=host, port=port, reuse_address=True)]
         except (OSError, OverflowError) as error:
             raise HomingError(
                 f"cannot listen on {host}:{port}: {system_words(error)};"
@@ -124,18 +129,26 @@ class DataPlane:
     @property
     def port(self) -> int:
         """The port that is listened on; of use where 0 was asked for."""
-        assert self._server is not None
-        port: int = self._server.sockets[0].getsockname()[1]
+        port: int = self._servers[0].sockets[0].getsockname()[1]
         return port
 
-    async def close(self, grace_s: float = 0.0) -> None:
+    def listeners(self) -> list[int]:
+        """The file numbers of the sockets that are listened on."""
+        return [each.fileno() for server in self._servers for each in server.sockets]
+
+    async def close(self, grace_s: float = 0.0, *, succeeded: bool = False) -> None:
         """Stop listening, let requests that are arriving or running end for `grace_s` seconds, then close
-        everything."""
+        everything.
+
+        Where another router has `succeeded` this one at the same address, idle connections stay for that
+        long: each is closed after its next request, so that none is lost to a close that crosses it.
+        """
         self.stopping = True
-        if self._server is not None:
-            self._server.close()
-        for connection in tuple(self.connections):
-            connection.stop()
+        for server in self._servers:
+            server.close()
+        if not succeeded:
+            for connection in tuple(self.connections):
+                connection.stop()
         await self._gone(grace_s)
         for connection in tuple(self.connections):
             connection.cut_short()
@@ -147,8 +160,8 @@ class DataPlane:
         await self.tasks.close()
         # Transports tell of their end on the next turn of the loop.
         await asyncio.sleep(0)
-        if self._server is not None:
-            await self._server.wait_closed()
+        for server in self._servers:
+            await server.wait_closed()
 
     async def _gone(self, within_s: float) -> None:
         """Wait until no client is connected, or the time is up."""

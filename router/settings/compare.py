@@ -15,7 +15,7 @@ from router.settings.document import Fault
 from router.settings.load import Loaded
 
 # What a router is: whoever changes one of these starts another.
-_FIXED: Final = ("listen", "tls", "admin", "telemetry")
+_FIXED: Final = ("listen", "tls", "admin", "telemetry", "restart")
 
 _SHOWN_CHARS: Final = 120
 

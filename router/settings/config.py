@@ -291,6 +291,19 @@ class Probe(Model):
     """A replica that has not answered by then counts as failed this once."""
 
 
+class Restart(Model):
+    """How a router ends, and what the next one takes over from it."""
+
+    grace: _Wait = 20.0
+    """What a running turn gets to end in after SIGTERM."""
+    snapshot: FilePath | None = None
+    """Where sessions and the prefix index are kept from one run to the next."""
+    handover: FilePath | None = None
+    """A Unix socket at which a successor is given the listening sockets and the sessions."""
+    linger: _Wait = 600.0
+    """What a running turn gets to end in once a successor has taken over."""
+
+
 class RouterConfig(Model):
     """A config file."""
 
@@ -308,3 +321,4 @@ class RouterConfig(Model):
     limits: Limits = Limits()
     telemetry: Telemetry = Telemetry()
     probe: Probe = Probe()
+    restart: Restart = Restart()
