@@ -9,7 +9,7 @@ import ssl
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from router.base.clock import Clock
 from router.base.errors import ErrorKind, HomingError, Refused
@@ -129,12 +129,15 @@ class DataPlane:
     @property
     def port(self) -> int:
         """The port that is listened on; of use where 0 was asked for."""
-        port: int = self._servers[0].sockets[0].getsockname()[1]
+        # A tuple or a list, by the event loop; a compiled module would insist on what asyncio's types say.
+        server: Any = self._servers[0]
+        port: int = server.sockets[0].getsockname()[1]
         return port
 
     def listeners(self) -> list[int]:
         """The file numbers of the sockets that are listened on."""
-        return [each.fileno() for server in self._servers for each in server.sockets]
+        servers: list[Any] = list(self._servers)
+        return [each.fileno() for server in servers for each in server.sockets]
 
     async def close(self, grace_s: float = 0.0, *, succeeded: bool = False) -> None:
         """Stop listening, let requests that are arriving or running end for `grace_s` seconds, then close
