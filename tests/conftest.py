@@ -15,6 +15,15 @@ def pytest_report_header() -> str:
     return f"homing: {kind_of_build()}, {router.__file__}"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Compiled code has no places where a test could put something of its own."""
+    if kind_of_build() == "compiled":
+        skip = pytest.mark.skip(reason="replaces what is compiled")
+        for item in items:
+            if "monkeypatch" in getattr(item, "fixturenames", ()):
+                item.add_marker(skip)
+
+
 # Tests of these folders meet sockets, where the loops differ; elsewhere one loop is as good as the other.
 _ON_BOTH = ("integration",)
 # Client libraries do not care which loop the router runs on, so it runs on the one that it will.

@@ -8,10 +8,12 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from router.base.build import kind_of_build
 from router.base.clock import ManualClock
 from router.base.ids import ReplicaId
 from router.core.engine import Engine
@@ -25,6 +27,9 @@ from router.dataplane.routing import Routing
 from router.dataplane.server import DataPlane
 from router.dataplane.upstream import UpstreamConnection
 from router.settings.routes import RouteTable
+
+if kind_of_build() == "compiled":
+    pytest.skip("inherits from what is compiled", allow_module_level=True)
 
 NAMES = [ReplicaId(name) for name in ("a", "b", "c")]
 LIMITS = Limits(body=4000, held_bytes=9000, first_byte_s=20.0, idle_s=30.0, total_s=100.0)

@@ -8,14 +8,19 @@ import re
 from typing import Final, NamedTuple
 
 import h11
+import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from router.base.build import kind_of_build
 from router.base.errors import Refused
 from router.base.ids import OPEN_TENANT, TenantId
 from router.dataplane.client import ClientConnection, Reading
 from router.dataplane.head import Head, HeadReader
 from router.dataplane.limits import Limits
+
+if kind_of_build() == "compiled":
+    pytest.skip("inherits from what is compiled", allow_module_level=True)
 
 EXCEPTIONS: Final = {
     "empty lines before a request, which RFC 9112 §2.2 asks servers to skip": re.compile(
