@@ -78,7 +78,7 @@ def _homing() -> Contender:
         name="homing",
         setup="defaults: policy `home`, index, session table, probing and scraping each second, metrics",
         find=lambda _: _beside(Path(sys.executable).parent, "homing"),
-        version=lambda _: _distribution(sys.executable, "homing"),
+        version=_own_version,
         arguments=arguments,
         missing="install this project: make bench",
         ours=True,
@@ -251,6 +251,12 @@ def contenders() -> Mapping[str, Contender]:
 def _beside(folder: Path, name: str) -> Found | None:
     path = folder / name
     return Found(path, {}) if path.is_file() else None
+
+
+def _own_version(found: Found) -> str:
+    """Ours says as well whether it is compiled."""
+    said = subprocess.run([found.path, "--version"], capture_output=True, text=True, check=True).stdout
+    return said.strip().removeprefix("homing ")
 
 
 def _distribution(python: str, name: str) -> str:
