@@ -29,10 +29,11 @@ from router.core.engine import Engine
 from router.core.model import Model
 from router.core.observe import Observer
 from router.core.plan import Plan
+from router.core.shadow import Mirror, Shadow
 from router.dataplane.limits import Limits
 from router.dataplane.routing import Routing
 from router.dataplane.server import DataPlane
-from router.settings.build import build_plans, build_routes
+from router.settings.build import build_plan, build_plans, build_routes
 from router.settings.compare import Settings
 from router.settings.config import RouterConfig
 from router.settings.credentials import Secrets
@@ -48,6 +49,7 @@ from router.telemetry.health_log import HealthLog
 from router.telemetry.log_file import LogFile
 from router.telemetry.metrics import Metrics, Section
 from router.telemetry.recent import RecentDecisions
+from router.telemetry.shadow import shadow_fields, shadow_metrics
 
 _log = logging.getLogger(__name__)
 
@@ -103,6 +105,9 @@ class Router:
         observers: list[Observer] = [self.counters, self.recent, HealthLog()]
         if self.access_log is not None:
             observers.append(AccessLog(self.access_log, secret=secret))
+        self.shadow = Shadow(build_plan(loaded.shadow.value)) if loaded.shadow is not None else None
+        if self.shadow is not None:
+            observers.append(self.shadow)
         self.engine = Engine(
             plans,
             rng=self._rng,
@@ -112,6 +117,10 @@ class Router:
             ),
         )
         self.discovery = Discovery(self.clock, self._set_replicas, self.engine.has_turns)
+        # Whoever tells the engine of replicas tells the shadow, too.
+        self._fleet = (
+            Mirror(self.engine, self.shadow, _shadow_failed) if self.shadow is not None else self.engine
+        )
         self.routing = _routing(plans, settings)
         self.dataplane = DataPlane(
             self.engine,
@@ -129,6 +138,8 @@ class Router:
         ]
         if self.access_log is not None:
             sections.append(partial(access_log_metrics, self.access_log))
+        if self.shadow is not None:
+            sections.append(partial(shadow_metrics, self.shadow))
         metrics = Metrics(
             self.counters,
             self.engine,
@@ -138,7 +149,7 @@ class Router:
             sections=sections,
         )
         self.admin = AdminServer(
-            self.engine,
+            self._fleet,
             self.clock,
             AdminSources(
                 metrics=metrics.text,
@@ -148,13 +159,14 @@ class Router:
                 reloads=self.reloader,
                 discovery=self.discovery.status,
                 session=lambda key, now: session_breaks(self.chains, key, now),
+                shadow=partial(shadow_fields, self.shadow) if self.shadow is not None else None,
                 stopping=lambda: self.dataplane.stopping,
             ),
             token=secrets.admin_token,
             allowed_hosts=config.admin.hosts,
         )
         self._prober = Prober(
-            self.engine,
+            self._fleet,
             self.clock,
             self._rng,
             on_silent=self.dataplane.give_up_on,
@@ -200,8 +212,13 @@ class Router:
         sources = self._sources(settings)
         text = _policy_text(settings.loaded)
         found_otherwise = (config.discovery, secrets.found) != (self.config.discovery, self.secrets.found)
+        before, after = self.reloader.settings.loaded.shadow, settings.loaded.shadow
+        changed = before is not None and after is not None and before.value != after.value
+        shadow = build_plan(after.value) if changed and after is not None else None
         self.config, self.secrets, self.routing, self._policy_text = config, secrets, routing, text
         self.engine.set_plans(plans)
+        if self.shadow is not None and shadow is not None:
+            self.shadow.set_plan(shadow)
         self.dataplane.configure(routing, _limits(config), secrets.keys, config.access.tenant_header)
         self.discovery.list_config(list_config(config, secrets))
         if found_otherwise:
@@ -217,7 +234,7 @@ class Router:
         specs = [listed.spec for listed in fleet]
         keys = {listed.spec.id: listed.api_key for listed in fleet if listed.api_key is not None}
         tls = {listed.spec.id: listed.tls for listed in fleet if listed.tls is not None}
-        self.engine.set_replicas(specs, self.clock.now(), leaving)
+        self._fleet.set_replicas(specs, self.clock.now(), leaving)
         self.dataplane.set_replicas(specs, keys, tls)
         self._prober.configure(_probe_timing(self.config), keys, tls)
         if self._probing:
@@ -293,6 +310,10 @@ class Router:
             "break": break_fields(broken, now) if broken is not None else None,
             **bill(decision),
         }
+
+
+def _shadow_failed(error: Exception) -> None:
+    _log.error("the shadow policy failed and decides no more; routing goes on", exc_info=error)
 
 
 def _routing(plans: Sequence[Plan], settings: Settings) -> Routing:

@@ -52,6 +52,7 @@ _PAGE: Final = """\
 <li><a href="/api/sessions">Sessions</a></li>
 <li><a href="/api/decisions">Decisions</a></li>
 <li><a href="/api/policy">Policy</a></li>
+<li><a href="/api/shadow">Shadow</a></li>
 <li><a href="/api/reload">Last reload</a></li>
 <li><a href="/metrics">Metrics</a></li>
 </ul>
@@ -115,6 +116,8 @@ class AdminSources:
     """The sources that replicas are found by."""
     session: Callable[[SessionKey, float], Mapping[str, object]] = lambda _key, _now: {}
     """What else is known of a session, by its key in the table and at a time."""
+    shadow: Callable[[int], Mapping[str, object]] | None = None
+    """What the shadow policy would have done, with at most so many disagreements; `None` = there is none."""
     stopping: Callable[[], bool] = lambda: False
     """Whether the router is on its way out and takes no new connections."""
 
@@ -210,6 +213,7 @@ class AdminServer:
         routes.add_delete("/api/sessions/{key}", self._end_session)
         routes.add_get("/api/decisions", self._decisions)
         routes.add_get("/api/policy", self._policy)
+        routes.add_get("/api/shadow", self._shadow)
         routes.add_put("/api/policy", self._put_policy)
         routes.add_get("/api/reload", self._last_reload)
         routes.add_post("/api/reload", self._reload)
@@ -275,6 +279,14 @@ class AdminServer:
 
     async def _decisions(self, request: web.Request) -> web.Response:
         return json_answer({"decisions": self._sources.decisions(read_limit(request))})
+
+    async def _shadow(self, request: web.Request) -> web.Response:
+        shadow = self._sources.shadow
+        if shadow is None:
+            raise Problem(
+                404, "no_shadow", "no policy decides in the shadow; name one with 'shadow:' in the config"
+            )
+        return json_answer(dict(shadow(read_limit(request))))
 
     async def _policy(self, _request: web.Request) -> web.Response:
         return web.Response(text=self._sources.policy(), content_type="application/yaml")

@@ -25,7 +25,7 @@ from router.core.health import (
     TurnSucceeded,
 )
 from router.core.learned import Learned
-from router.core.member import Member
+from router.core.member import Lent, Member
 from router.core.memory import (
     SAME_START_S,
     Memory,
@@ -1138,6 +1138,20 @@ class Engine:
                 stored = Stored(response.replica, epoch, response.session, response.model, response.tail)
                 self._responses.keep(response.tenant, response.id, stored)
         return verdicts
+
+    # --- for an engine beside this one --------------------------------------------------------------
+
+    def lend(self, replica: ReplicaId) -> Lent | None:
+        """What was learned of a replica, and how much of its load is others'; `None` if it is unknown."""
+        member = self._members.get(replica)
+        return Lent(member.learned, member.delivery, member.foreign) if member is not None else None
+
+    def borrow(self, replica: ReplicaId, lent: Lent) -> None:
+        """See a replica as another engine does, until its process is another one. For an engine whose turns
+        teach it nothing."""
+        if (member := self._members.get(replica)) is not None:
+            member.learned, member.delivery, member.foreign = lent
+            self._resize(member)
 
     # --- for people ---------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ Knows nothing of turns beyond how many there are, and of no other replica.
 """
 
 from heapq import heappop
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from router.core.delivery import Delivery
 from router.core.estimate.slots import wait_for_endings_s
@@ -40,6 +40,15 @@ _USAGE_GAIN: Final = 0.3
 # What turns hold may be less than their prompts, which share beginnings, or more, as answers grow.
 _LEAST_HELD: Final = 0.3
 _MOST_HELD: Final = 1.5
+
+
+class Lent(NamedTuple):
+    """What one engine knows of a replica, for another one that learns nothing itself. Shared: not for the
+    borrower to feed."""
+
+    learned: Learned
+    delivery: Delivery
+    foreign: float | None
 
 
 class Prefilling(Protocol):

@@ -52,6 +52,10 @@ def refused_changes(before: Settings, after: Settings) -> tuple[Fault, ...]:
         for key in _FIXED
         if getattr(old, key) != getattr(new, key)
     ]
+    if (before.loaded.shadow is None) is not (after.loaded.shadow is None):
+        # Whoever begins in mid-course knows of no session.
+        what = "shadow: one can be replaced while the router runs, not begun or ended; restart it"
+        faults.append(document.fault(("shadow",), what))
     if before.secrets.secret != after.secrets.secret:
         what = (
             "access.secret_file: the secret cannot change while sessions are known by it; restart the router"
@@ -78,6 +82,8 @@ def _values(settings: Settings) -> dict[str, object]:
     found["policies"] = ", ".join(policy.value.policy for policy in loaded.policies)
     for policy in loaded.policies:
         _unfold(f"policy {policy.value.policy}", _plain(policy.value), found)
+    if loaded.shadow is not None:
+        _unfold(f"shadow {loaded.shadow.value.policy}", _plain(loaded.shadow.value), found)
     return found
 
 

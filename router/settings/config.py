@@ -315,6 +315,8 @@ class RouterConfig(Model):
     policies: Annotated[tuple[FilePath, ...], Field(min_length=1)] = ("home",)
     """Files, or shipped policies by their bare name. The first is the default."""
     routes: tuple[Route, ...] = ()
+    shadow: FilePath | None = None
+    """A policy that decides beside the one in force, without effect: a file, or a shipped one by its name."""
     replicas: tuple[Replica, ...] = ()
     discovery: Discovery = Discovery()
     access: Access = Access()

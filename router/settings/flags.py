@@ -57,7 +57,8 @@ def config_from_flags(
     if faults:
         raise SettingsError(faults)
     document = Document("command line") if base is None else base.document
-    return Loaded(changed, document, Path() if base is None else base.folder, notices, policies)
+    shadow = base.shadow if base is not None else None
+    return Loaded(changed, document, Path() if base is None else base.folder, notices, policies, shadow)
 
 
 def _replicas(urls: Sequence[str], configured: tuple[Replica, ...], faults: list[str]) -> tuple[Replica, ...]:

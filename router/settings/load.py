@@ -37,6 +37,8 @@ class Loaded(Generic[T]):
     """What it asks for and does not get in this version, and the like: complete lines."""
     policies: "tuple[Loaded[Policy], ...]" = ()
     """Of a config: the default first, then the other listed ones, then those that only routes name."""
+    shadow: "Loaded[Policy] | None" = None
+    """Of a config: the policy that decides without effect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +52,15 @@ class Reading(Generic[T]):
     """Its own and those of the policies that it names."""
     notices: tuple[str, ...] = ()
     policies: "tuple[Reading[Policy], ...]" = ()
+    shadow: "Reading[Policy] | None" = None
 
     def loaded(self) -> Loaded[T]:
         """Raises `SettingsError` with all faults."""
         if self.faults or self.value is None:
             raise SettingsError(lines_of(self.faults))
         policies = tuple(policy.loaded() for policy in self.policies)
-        return Loaded(self.value, self.document, self.folder, self.notices, policies)
+        shadow = self.shadow.loaded() if self.shadow is not None else None
+        return Loaded(self.value, self.document, self.folder, self.notices, policies, shadow)
 
 
 # Wherever `code` is taken: the `module:Class` names that policies may use; `None` = any. Only the start loads
@@ -96,12 +100,14 @@ def read_config(
     faults += _replica_faults(document)
     faults += _address_faults(document)
     policies, policy_faults = _policies(document, folder, code)
-    faults += policy_faults
-    every = _ordered(faults) + tuple(fault for policy in policies for fault in policy.faults)
+    shadow, shadow_faults = _shadow(document, folder, code)
+    faults += policy_faults + shadow_faults
+    named = (*policies, shadow) if shadow is not None else policies
+    every = _ordered(faults) + tuple(fault for policy in named for fault in policy.faults)
     if every:
-        return Reading(None if faults else config, document, folder, every, policies=policies)
-    notices = (*config_notices(document), *(line for policy in policies for line in policy.notices))
-    return Reading(config, document, folder, (), notices, policies)
+        return Reading(None if faults else config, document, folder, every, policies=policies, shadow=shadow)
+    notices = (*config_notices(document), *(line for policy in named for line in policy.notices))
+    return Reading(config, document, folder, (), notices, policies, shadow)
 
 
 def read_replicas(document: Document, folder: Path) -> Reading[ReplicasFile]:
@@ -258,6 +264,20 @@ def _policies(
             what = f"routes[{index}].policy: unknown policy '{name}'{nearest(name, {*names, *shipped})}"
             faults.append(document.fault(loc, what))
     return tuple(readings), faults
+
+
+def _shadow(
+    document: Document, folder: Path, code: Container[str] | None
+) -> tuple[Reading[Policy] | None, list[Fault]]:
+    """The policy that decides without effect, if there is one; and the fault of its naming."""
+    written = document.at("shadow")
+    if not isinstance(written, str) or not written:
+        return None, []  # told by the model
+    try:
+        path = find_policy(written, folder)
+    except ValueError as error:
+        return None, [document.fault(("shadow",), f"shadow: {error}")]
+    return read_policy(read_document(path, shown(path)), path.parent, code), []
 
 
 def _items(document: Document, key: str) -> list[object]:

@@ -15,7 +15,8 @@ def files_of(loaded: Loaded[RouterConfig]) -> tuple[Path, ...]:
 
 
 def _files(loaded: Loaded[RouterConfig]) -> Iterator[Path]:
-    for document in (loaded.document, *(policy.document for policy in loaded.policies)):
+    policies = loaded.policies if loaded.shadow is None else (*loaded.policies, loaded.shadow)
+    for document in (loaded.document, *(policy.document for policy in policies)):
         if document.path is not None:
             yield document.path
     config = loaded.value

@@ -93,3 +93,12 @@ def test_what_may_change_is_not_refused(settings):
         "overload: {kv_usage: 0.5}\n",
     )
     assert refused_changes(settings(), after) == ()
+
+
+def test_a_shadow_may_be_replaced_and_not_begun_or_ended(settings):
+    one, other, none = settings(BASE + "shadow: ring\n"), settings(BASE + "shadow: prefix\n"), settings()
+    assert refused_changes(one, other) == ()
+    assert "shadow: ring → prefix" in differences(one, other)
+    for before, after in ((none, one), (one, none)):
+        [fault] = refused_changes(before, after)
+        assert fault.what.startswith("shadow: one can be replaced while the router runs")

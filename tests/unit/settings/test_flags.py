@@ -107,3 +107,11 @@ def test_the_ports_must_differ():
         "--listen: 0.0.0.0:5 is also the admin port's address; give each its own"
     ]
     assert config_from_flags(listen="127.0.0.1:0", admin="127.0.0.1:0").value.listen.port == 0
+
+
+def test_flags_leave_the_shadow_policy_of_the_file(base):
+    Path("c.yaml").write_text(Path("c.yaml").read_text() + "shadow: least-loaded\n")
+    loaded = config_from_flags(base=load_config(Path("c.yaml")), policy="home")
+    assert loaded.shadow is not None
+    assert loaded.shadow.value.policy == "least-loaded"
+    assert config_from_flags(base=base).shadow is None

@@ -421,3 +421,26 @@ def test_every_shipped_policy_is_named_as_its_file_and_loads(folder):
 def test_policies_other_than_home_and_the_queued_one_leave_the_order_to_the_engine(folder):
     orders = {name: load_policy(name).value.queue.order for name in shipped_policies()}
     assert {name for name, order in orders.items() if order != "engine"} == {"home", "ring-queued"}
+
+
+def test_a_shadow_policy_is_loaded_like_any_other(folder):
+    write("own.yaml", "version: 1\npolicy: own\nstrategy: ring\nprice: {pull: {enabled: true}}\n")
+    loaded = load_config(write("c.yaml", "version: 1\nshadow: own.yaml\n"))
+    assert loaded.shadow is not None
+    assert loaded.shadow.value.policy == "own"
+    assert [policy.value.policy for policy in loaded.policies] == ["home"]
+    assert any(notice.startswith("own.yaml:") for notice in loaded.notices)
+    shipped = load_config(write("c.yaml", "version: 1\nshadow: ring\n"))
+    assert shipped.shadow is not None
+    assert shipped.shadow.value.strategy == "ring"
+    assert load_config(write("c.yaml", "version: 1\nshadow: null\n")).shadow is None
+
+
+def test_faults_of_a_shadow_policy_come_with_all_others(folder):
+    assert config_faults("version: 1\nshadow: rnig\n") == [
+        "c.yaml:2: shadow: no policy 'rnig' is shipped; did you mean 'ring'?"
+    ]
+    write("own.yaml", "version: 1\npolicy: own\nstrategy: rnig\n")
+    faults = config_faults("version: 1\nshadow: own.yaml\nlisten: 5\n")
+    assert [fault.split(":")[0] for fault in faults] == ["c.yaml", "own.yaml"]
+    assert "expected text" in config_faults("version: 1\nshadow: 5\n")[0]

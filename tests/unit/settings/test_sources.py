@@ -15,7 +15,7 @@ def test_all_files_are_named_once_and_those_that_are_not_there_are_left_out(tmp_
     own.write_text("version: 1\npolicy: own\nstrategy: ring\n")
     path = tmp_path / "router.yaml"
     path.write_text(
-        "version: 1\npolicies: [own.yaml, home]\n"
+        "version: 1\npolicies: [own.yaml, home]\nshadow: ring\n"
         "replicas:\n"
         "  - {name: a, url: 'https://a', api_key_file: key-a, ca: ca.pem}\n"
         "  - {name: b, url: 'https://b', api_key_file: key-a, ca: ca.pem}\n"
@@ -26,6 +26,7 @@ def test_all_files_are_named_once_and_those_that_are_not_there_are_left_out(tmp_
         path,
         own,
         shipped_policies()["home"],
+        shipped_policies()["ring"],
         *(tmp_path / name for name in ("keys.yaml", "secret", "ca.pem", "key-a")),
     )
 

@@ -17,12 +17,16 @@ from router.core.decide import Decision, Kind
 from router.core.fleet import ReplicaStatus, Report
 from router.core.observe import Ended, HealthChange, Outcome, Usage, WaitEnd
 from router.core.outline import Part
+from router.core.plan import Plan
 from router.core.request import Turn
+from router.core.shadow import Shadow
+from router.core.strategies.ring import RingOnly
 from router.telemetry.access_log import access_log_metrics
 from router.telemetry.control import discovery_metrics, reload_metrics
 from router.telemetry.counters import Counters
 from router.telemetry.log_file import LogFile
 from router.telemetry.metrics import Metrics
+from router.telemetry.shadow import shadow_metrics
 
 A, B = ReplicaId("a"), ReplicaId('b "quoted"\\')
 DOC = Path(__file__).parents[3] / "docs" / "metrics.md"
@@ -147,6 +151,12 @@ class Reloads:
         return {"applied": 1, "refused": 1}
 
 
+def shadow() -> Shadow:
+    made = Shadow(Plan(name="ring", strategy=RingOnly()))
+    made.tally.kinds[Kind.HOME, Kind.NEW] = 1
+    return made
+
+
 @pytest.fixture
 def metrics(counters: Counters) -> Metrics:
     fleet = Fleet(status(A, Report(1.0, 5.0, 6.0, 0.75, 800), 900), status(B, None))
@@ -168,6 +178,7 @@ def metrics(counters: Counters) -> Metrics:
             partial(reload_metrics, Reloads()),
             partial(access_log_metrics, log),
             partial(discovery_metrics, lambda: [FOUND]),
+            partial(shadow_metrics, shadow()),
         ],
         wall_ns=lambda: next(walls),
     )
