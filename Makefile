@@ -85,7 +85,7 @@ $(ENGINE_VENV)/.installed: tools/engine/requirements.txt
 
 engine-test: $(STAMP) $(ENGINE_VENV)/.installed ## the connector inside real vLLM engines, on the processor
 	PYTHONPATH=. $(ENGINE_VENV)/bin/python -m pytest -c tests/engine/inside/pytest.ini tests/engine/inside
-	HOMING_ENGINE=$(ENGINE_VENV)/bin/python $(BIN)/python -m pytest tests/engine
+	HOMING_ENGINE=$(ENGINE_VENV)/bin/python $(BIN)/python -m pytest --timeout 600 -o timeout_method=signal tests/engine
 
 calibrate: $(STAMP) $(ENGINE_VENV)/.installed ## the simulated replica beside a real vLLM
 	HOMING_ENGINE=$(ENGINE_VENV)/bin/python $(BIN)/python -m loadtest.calibrate
