@@ -1,7 +1,7 @@
 """What is timed on a real engine: prompts cold and warm, decoding, and mixes of them under load.
 
-Rounds come one after the other, each when all before it have been answered. Those of an even number fit the
-model's parameters, those of an odd one test them.
+Rounds come one after the other, each when all before it have been answered. Every shape of load comes three
+times with other texts, far apart, so that a moment in which the machine was slow is one of three.
 """
 
 from collections.abc import Iterator
@@ -12,6 +12,7 @@ from loadtest.calibrate.script import Limits, Piece, Submit
 
 LIMITS: Final = Limits(block_size=64, blocks=800, batch_tokens=2048, max_num_seqs=16)
 """The engine that is timed."""
+REPEATS: Final = 3
 
 
 class Timed(NamedTuple):
@@ -27,19 +28,41 @@ class Round(NamedTuple):
     kind: str
     requests: tuple[Timed, ...]
     timed: bool = True
+    shape: int = 0
+    """Equal for rounds that differ in nothing but their texts."""
 
 
-_LENGTHS: Final = (64, 150, 300, 600, 1000, 1500, 2000, 3000, 4500, 6500, 9000, 12_000, 15_000)
-_TURNS: Final = ((1000, 64), (2000, 300), (4000, 64), (4000, 1000), (8000, 256), (12_000, 64), (12_000, 2000))
+_LENGTHS: Final = (64, 150, 300, 450, 700, 1000, 1500, 2000, 2500, 3500, 5000, 7000, 10_000, 12_000, 15_000)
+_TURNS: Final = (
+    (1000, 64),
+    (1500, 100),
+    (2000, 300),
+    (4000, 64),
+    (4000, 1000),
+    (6000, 800),
+    (8000, 256),
+    (9000, 2000),
+)
 
 
 def rounds(seed: int) -> Iterator[Round]:
-    """All of them, in an order that mixes kinds, so that a slow minute does not fall on one alone."""
+    """All of them, in an order that mixes kinds."""
     rng = Random(seed)
     made = [*_alone(rng), *_warm(rng), *_decodes(rng), *_together(rng), *_convoys(rng), *_beside(rng)]
-    rng.shuffle(made)
-    for group in made:
-        yield from group
+    for repeat in range(REPEATS):
+        shapes = list(enumerate(made))
+        rng.shuffle(shapes)
+        for shape, group in shapes:
+            for one in group:
+                yield one._replace(requests=tuple(_again(repeat, *one.requests)), shape=shape)
+
+
+def _again(repeat: int, *requests: Timed) -> Iterator[Timed]:
+    """The same with other texts."""
+    for at_s, submit in requests:
+        pieces = tuple(piece._replace(name=f"{piece.name}.{repeat}") for piece in submit.prompt)
+        reply = submit.reply._replace(name=f"{submit.reply.name}.{repeat}")
+        yield Timed(at_s, Submit(f"{submit.id}.{repeat}", pieces, reply))
 
 
 class _Names:
@@ -58,14 +81,14 @@ class _Names:
 
 def _alone(rng: Random) -> Iterator[list[Round]]:
     names = _Names(rng)
-    for tokens in _LENGTHS * 2:
+    for tokens in _LENGTHS:
         request = names.submit((names.piece(tokens + rng.randrange(40)),), 1)
         yield [Round("cold, alone", (Timed(0.0, request),))]
 
 
 def _warm(rng: Random) -> Iterator[list[Round]]:
     names = _Names(rng)
-    for behind, fresh in _TURNS * 2:
+    for behind, fresh in _TURNS:
         opening = names.submit((names.piece(behind),), 1)
         turn = names.submit((*opening.prompt, names.piece(fresh + rng.randrange(20))), 1)
         yield [
@@ -76,14 +99,23 @@ def _warm(rng: Random) -> Iterator[list[Round]]:
 
 def _decodes(rng: Random) -> Iterator[list[Round]]:
     names = _Names(rng)
-    for batch, context in [(1, 100), (2, 100), (4, 100), (8, 100), (16, 100), (1, 6000), (4, 3000)] * 2:
+    for batch, context in (
+        (1, 100),
+        (2, 100),
+        (4, 100),
+        (6, 100),
+        (10, 100),
+        (16, 100),
+        (1, 5000),
+        (4, 2000),
+    ):
         requests = [names.submit((names.piece(context + rng.randrange(40)),), 48) for _ in range(batch)]
         yield [Round("decoding", tuple(Timed(0.0, request) for request in requests))]
 
 
 def _together(rng: Random) -> Iterator[list[Round]]:
     names = _Names(rng)
-    for many in (2, 4, 8, 12, 16) * 2:
+    for many in (2, 3, 5, 6, 8, 10, 12, 16):
         openings = [names.submit((names.piece(rng.randint(200, 1800)),), 1) for _ in range(many // 2)]
         turns = [names.submit((*one.prompt, names.piece(rng.randint(30, 400))), 16) for one in openings]
         fresh = [names.submit((names.piece(rng.randint(100, 1500)),), 16) for _ in range(many - len(turns))]
@@ -98,7 +130,7 @@ def _together(rng: Random) -> Iterator[list[Round]]:
 
 def _convoys(rng: Random) -> Iterator[list[Round]]:
     names = _Names(rng)
-    for cold_tokens in (4000, 8000, 11_000, 11_000):
+    for cold_tokens in (4000, 6000, 8000, 11_000):
         openings = [names.submit((names.piece(rng.randint(500, 900)),), 1) for _ in range(8)]
         cold = names.submit((names.piece(cold_tokens),), 8)
         turns = [names.submit((*one.prompt, names.piece(rng.randint(40, 200))), 8) for one in openings]
@@ -112,7 +144,7 @@ def _convoys(rng: Random) -> Iterator[list[Round]]:
 
 def _beside(rng: Random) -> Iterator[list[Round]]:
     names = _Names(rng)
-    for talkers, tokens in [(1, 1500), (4, 1500), (8, 5000), (1, 5000), (4, 9000), (8, 1500)]:
+    for talkers, tokens in ((1, 1500), (4, 1500), (8, 4000), (1, 5000), (4, 6000), (8, 1500)):
         talking = [names.submit((names.piece(120 + rng.randrange(60)),), 120) for _ in range(talkers)]
         reader = names.submit((names.piece(tokens),), 8)
         yield [

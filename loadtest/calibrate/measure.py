@@ -26,10 +26,11 @@ class Measured(NamedTuple):
 
 
 class MeasuredRound(NamedTuple):
-    """A round and what became of its requests, in the order in which they were sent."""
+    """A round and what became of its requests, as the plan has them."""
 
     kind: str
     timed: bool
+    shape: int
     requests: tuple[Measured, ...]
 
 
@@ -54,11 +55,12 @@ async def _round(server: Server, one: Round) -> MeasuredRound:
 
     async with asyncio.TaskGroup() as group:
         tasks = [(timed, group.create_task(send(timed))) for timed in one.requests]
-    measured = [
-        Measured(answer.sent_s - began, timed.submit, answer.ttft_s, answer.total_s, answer.cached_tokens)
-        for timed, answer in ((timed, task.result()) for timed, task in tasks)
-    ]
-    return MeasuredRound(one.kind, one.timed, tuple(sorted(measured, key=lambda request: request.at_s)))
+    answers = [(timed.submit, task.result()) for timed, task in tasks]
+    measured = tuple(
+        Measured(answer.sent_s - began, submit, answer.ttft_s, answer.total_s, answer.cached_tokens)
+        for submit, answer in answers
+    )
+    return MeasuredRound(one.kind, one.timed, one.shape, measured)
 
 
 def _prompt(submit: Submit) -> list[int]:

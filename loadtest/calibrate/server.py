@@ -146,7 +146,8 @@ async def server(python: Path, model: Path, limits: Limits) -> AsyncIterator[Ser
         try:
             starter.stdin.write(json.dumps([spec]).encode() + b"\n")
             starter.stdin.flush()
-            limits_ = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+            # vLLM's server closes idle connections after 5 s; one of ours is never as old.
+            limits_ = httpx.Limits(max_keepalive_connections=64, keepalive_expiry=2.0)
             async with httpx.AsyncClient(
                 base_url=f"http://127.0.0.1:{port}", timeout=120.0, limits=limits_
             ) as client:

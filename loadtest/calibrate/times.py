@@ -6,22 +6,37 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from loadtest.calibrate.episodes import REPEATS
 from loadtest.calibrate.fit import pattern_search
 from loadtest.calibrate.measure import Measured, MeasuredRound
-from loadtest.calibrate.predict import Errors, Jobs, Outside, Predicted, errors, log_error, play
+from loadtest.calibrate.predict import (
+    Errors,
+    Jobs,
+    Outside,
+    Predicted,
+    errors,
+    log_error,
+    play,
+    spread,
+    typical,
+)
 from loadtest.calibrate.script import Limits, Piece, Submit
 from router.simulator.model import EngineModel
 from router.simulator.settings import ReplicaSettings
 
-CONSTANT: Final[Mapping[str, float]] = {"prefill_tps": 5000.0, "decode_tps": 100.0, "request_ms": 3.0}
+CONSTANT: Final[Mapping[str, float]] = {
+    "prefill_tps": 10_000.0,
+    "decode_tps": 150.0,
+    "request_ms": 5.0,
+    "server_ms": 3.0,
+}
 """Where the search begins for a model whose costs do not grow."""
 GROWING: Final[Mapping[str, float]] = {
     **CONSTANT,
-    "prefill_double_tokens": 8000.0,
+    "prefill_double_tokens": 3000.0,
     "decode_double_seqs": 8.0,
-    "decode_double_tokens": 20_000.0,
-    "step_ms": 3.0,
-    "token_ms": 0.001,
+    "decode_double_tokens": 40_000.0,
+    "step_ms": 5.0,
 }
 
 
@@ -51,13 +66,12 @@ class Fitted(NamedTuple):
 
 
 def halves(rounds: Sequence[MeasuredRound]) -> tuple[frozenset[int], frozenset[int]]:
-    """The numbers of timed rounds to fit with, and to test with: of each kind every other one."""
-    seen: dict[str, int] = {}
+    """The shapes to fit with, and those to test with: of each kind every other one."""
     parts: tuple[set[int], set[int]] = (set(), set())
-    for number, one in enumerate(rounds):
-        if one.timed:
-            parts[seen.get(one.kind, 0) % 2].add(number)
-            seen[one.kind] = seen.get(one.kind, 0) + 1
+    seen: dict[str, int] = {}
+    for shape, kind in sorted({(one.shape, one.kind) for one in rounds if one.timed}):
+        parts[seen.get(kind, 0) % 2].add(shape)
+        seen[kind] = seen.get(kind, 0) + 1
     return frozenset(parts[0]), frozenset(parts[1])
 
 
@@ -70,7 +84,7 @@ def fit(measurement: Measurement, start: Mapping[str, float]) -> Fitted:
         return _played(rounds, jobs, limits, parameters)
 
     def loss(parameters: Mapping[str, float]) -> float:
-        return log_error([one for one in predict(parameters) if one.round in fitting])
+        return log_error([one for one in typical(predict(parameters)) if one.shape in fitting])
 
     found, _ = pattern_search(start, loss)
     rounded = {name: float(f"{value:.4g}") for name, value in found.items()}
@@ -78,12 +92,12 @@ def fit(measurement: Measurement, start: Mapping[str, float]) -> Fitted:
 
 
 def tested(
-    measurement: Measurement, parameters: Mapping[str, float], numbers: frozenset[int]
+    measurement: Measurement, parameters: Mapping[str, float], shapes: frozenset[int]
 ) -> Mapping[str, Errors]:
-    """The errors of rounds by their kind, and of all."""
+    """The errors of shapes by their kind, and of all."""
     rounds, limits = measurement.rounds, measurement.limits
     predicted = _played(rounds, Jobs(rounds, limits), limits, parameters)
-    chosen = [one for one in predicted if one.round in numbers]
+    chosen = [one for one in typical(predicted) if one.shape in shapes]
     kinds = sorted({one.kind for one in chosen})
     by_kind = {kind: errors([one for one in chosen if one.kind == kind]) for kind in kinds}
     return {**by_kind, "all": errors(chosen)}
@@ -110,7 +124,7 @@ def cached_differences(measurement: Measurement) -> list[str]:
         if real != said
     ]
     return differing + [
-        f"round {one.round}, {one.kind}: {one.real.submit.prompt_tokens} tokens,"
+        f"{one.kind}, shape {one.shape}: {one.real.submit.prompt_tokens} tokens,"
         f" {one.real.cached_tokens} cached, {one.cached_tokens} in the model"
         for one in predicted
         if one.cached_tokens != one.real.cached_tokens
@@ -145,7 +159,19 @@ def table(measurement: Measurement, constant: Fitted, growing: Fitted) -> str:
         )
     named = ", ".join(f"`{name}` {value:g}" for name, value in growing.parameters.items())
     about = ", ".join(f"{key} {value}" for key, value in measurement.about.items())
-    return "\n".join([*lines, "", f"Fitted: {named}.", "", f"Measured on: {about}."])
+    rounds, limits = measurement.rounds, measurement.limits
+    noise = spread(_played(rounds, Jobs(rounds, limits), limits, growing.parameters))
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"Fitted: {named}.",
+            "",
+            f"One measurement of a first token is off the median of its {REPEATS} by {_percent(noise)}.",
+            "",
+            f"Measured on: {about}.",
+        ]
+    )
 
 
 def _percent(pair: tuple[float, float] | None) -> str:
@@ -168,8 +194,8 @@ def read(path: Path) -> tuple[Measurement, Mapping[str, float]]:
     return Measurement(about, Limits(*limits), Totals(*totals), read_rounds), parameters
 
 
-def _round(kind: str, timed: bool, requests: list[Any]) -> MeasuredRound:
-    return MeasuredRound(kind, timed, tuple(_measured(*request) for request in requests))
+def _round(kind: str, timed: bool, shape: int, requests: list[Any]) -> MeasuredRound:
+    return MeasuredRound(kind, timed, shape, tuple(_measured(*request) for request in requests))
 
 
 def _measured(at_s: float, submit: Any, ttft_s: float, total_s: float, cached_tokens: int) -> Measured:

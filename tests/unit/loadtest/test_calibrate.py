@@ -31,7 +31,7 @@ TRUTH = {
     "decode_double_seqs": 20.0,
     "decode_double_tokens": 15_000.0,
     "step_ms": 5.0,
-    "token_ms": 0.001,
+    "server_ms": 2.0,
 }
 
 
@@ -39,7 +39,10 @@ def made_up(plan: list[Round], parameters: Mapping[str, float]) -> times.Measure
     """What an engine with such parameters would have been measured to do."""
     sent = [
         MeasuredRound(
-            one.kind, one.timed, tuple(Measured(at, submit, 0, 0, 0) for at, submit in one.requests)
+            one.kind,
+            one.timed,
+            one.shape,
+            tuple(Measured(at, submit, 0, 0, 0) for at, submit in one.requests),
         )
         for one in plan
     ]
@@ -107,24 +110,42 @@ def test_prompts_share_blocks_as_far_as_their_pieces_are_equal() -> None:
 
 def test_every_kind_of_load_is_in_both_halves() -> None:
     plan = list(rounds(0))
-    fitting, testing = times.halves([MeasuredRound(one.kind, one.timed, ()) for one in plan])
-    assert not fitting & testing
+    parts = times.halves([MeasuredRound(one.kind, one.timed, one.shape, ()) for one in plan])
+    assert not parts[0] & parts[1]
     kinds = {one.kind for one in plan if one.timed}
-    assert {plan[number].kind for number in fitting} == kinds == {plan[number].kind for number in testing}
-    assert fitting | testing == {number for number, one in enumerate(plan) if one.timed}
+    for part in parts:
+        assert {one.kind for one in plan if one.timed and one.shape in part} == kinds
+
+
+def test_shapes_come_again_with_other_texts() -> None:
+    plan = [one for one in rounds(0) if one.timed]
+    alike = [one for one in plan if one.shape == plan[0].shape]
+    assert len(alike) == 3
+    assert len({request.submit.prompt for one in alike for request in one.requests}) == 3 * len(
+        alike[0].requests
+    )
+    assert len({tuple(request.submit.prompt_tokens for request in one.requests) for one in alike}) == 1
+
+
+def test_one_slow_moment_of_three_does_not_count() -> None:
+    measurement = made_up([one for one in rounds(0) if one.kind == "cold, alone"], TRUTH)
+    request = measurement.rounds[0].requests[0]
+    slow = measurement.rounds[0]._replace(requests=(request._replace(ttft_s=9.0, total_s=9.0),))
+    disturbed = measurement._replace(rounds=(slow, *measurement.rounds[1:]))
+    shapes = frozenset(one.shape for one in disturbed.rounds)
+    assert times.tested(disturbed, TRUTH, shapes)["all"].ttft[1] == pytest.approx(0, abs=1e-9)
 
 
 def test_a_fit_finds_the_parameters_that_made_the_times() -> None:
-    plan = [one for one in rounds(0) if one.kind != "load"]
-    measurement = made_up(plan, TRUTH)
+    once = list(rounds(0))[: len(list(rounds(0))) // 3]
+    chosen = ("cold, alone", "opening", "warm, alone", "decoding")
+    measurement = made_up([one for one in once if one.kind in chosen and len(one.requests) < 5], TRUTH)
     found = times.fit(measurement, times.GROWING)
     assert found.by_kind["all"].ttft[0] < 0.02
     assert found.parameters["prefill_tps"] == pytest.approx(TRUTH["prefill_tps"], rel=0.1)
     assert times.cached_differences(measurement) == []
-    constant = times.fit(measurement, times.CONSTANT)
-    assert constant.by_kind["all"].ttft[0] > 2 * found.by_kind["all"].ttft[0]
-    text = times.table(measurement, constant, found)
-    assert "| convoy |" in text
+    text = times.table(measurement, found, found)
+    assert "| decoding |" in text
     assert "`prefill_tps`" in text
 
 
