@@ -18,6 +18,8 @@ from router.base.system import open_files
 from router.controlplane.admin import AdminServer, AdminSources
 from router.controlplane.certificate import certificate_watch
 from router.controlplane.discovery import Discovery, Source
+from router.controlplane.kv_agents import AgentAddress, KvAgents
+from router.controlplane.prefetch import Prefetcher
 from router.controlplane.probe import Prober, ProbeTiming
 from router.controlplane.reload import Read, Reloader
 from router.controlplane.roster import Listed
@@ -26,10 +28,13 @@ from router.controlplane.succession import ADMIN, DATA, Succession
 from router.controlplane.watch import FileWatch
 from router.core.chain_watch import ChainWatch, told
 from router.core.engine import Engine
+from router.core.holdings import Holdings
 from router.core.model import Model
 from router.core.observe import Observer
 from router.core.plan import Plan
+from router.core.pullbook import PullBook
 from router.core.shadow import Mirror, Shadow
+from router.dataplane.hints import HintWriter
 from router.dataplane.limits import Limits
 from router.dataplane.routing import Routing
 from router.dataplane.server import DataPlane
@@ -37,6 +42,7 @@ from router.settings.build import build_plan, build_plans, build_routes
 from router.settings.compare import Settings
 from router.settings.config import RouterConfig
 from router.settings.credentials import Secrets
+from router.settings.fields import Address, parse_address
 from router.settings.load import Loaded
 from router.settings.sources import files_of
 from router.telemetry.access_log import AccessLog, access_log_metrics
@@ -46,6 +52,7 @@ from router.telemetry.control import discovery_metrics, reload_metrics
 from router.telemetry.counters import Counters
 from router.telemetry.fanout import Fanout
 from router.telemetry.health_log import HealthLog
+from router.telemetry.kv import kv_metrics
 from router.telemetry.log_file import LogFile
 from router.telemetry.metrics import Metrics, Section
 from router.telemetry.recent import RecentDecisions
@@ -103,15 +110,20 @@ class Router:
         path = config.telemetry.access_log
         self.access_log = LogFile(path) if path is not None else None
         observers: list[Observer] = [self.counters, self.recent, HealthLog()]
+        self.holdings = Holdings()
         if self.access_log is not None:
             observers.append(AccessLog(self.access_log, secret=secret))
         self.shadow = Shadow(build_plan(loaded.shadow.value)) if loaded.shadow is not None else None
         if self.shadow is not None:
             observers.append(self.shadow)
+        self._fanout = fanout = Fanout(observers)
+        self._prefetches = False
         self.engine = Engine(
             plans,
             rng=self._rng,
-            observer=Fanout(observers),
+            observer=fanout,
+            pullbook=PullBook(plans[0].pull),
+            holdings=self.holdings,
             on_detach=lambda error: _log.error(
                 "telemetry failed and is detached; routing goes on", exc_info=error
             ),
@@ -131,10 +143,16 @@ class Router:
             tenant_header=config.access.tenant_header,
             tls=secrets.tls.context if secrets.tls is not None else None,
             chains=self.chains,
+            hints=_hints(config, secrets, plans),
+        )
+        self.kv_agents = KvAgents(self.engine, self.clock, self._rng, secret=secret)
+        self.prefetcher = Prefetcher(
+            self.engine, self.kv_agents, lambda tenant: self.routing.label_of(tenant)
         )
         sections: list[Section] = [
             partial(reload_metrics, self.reloader),
             partial(discovery_metrics, self.discovery.status),
+            partial(kv_metrics, self.kv_agents, self.prefetcher),
         ]
         if self.access_log is not None:
             sections.append(partial(access_log_metrics, self.access_log))
@@ -219,7 +237,13 @@ class Router:
         self.engine.set_plans(plans)
         if self.shadow is not None and shadow is not None:
             self.shadow.set_plan(shadow)
-        self.dataplane.configure(routing, _limits(config), secrets.keys, config.access.tenant_header)
+        self.dataplane.configure(
+            routing,
+            _limits(config),
+            secrets.keys,
+            config.access.tenant_header,
+            _hints(config, secrets, plans),
+        )
         self.discovery.list_config(list_config(config, secrets))
         if found_otherwise:
             self.discovery.set_sources(sources)
@@ -239,6 +263,23 @@ class Router:
         self._prober.configure(_probe_timing(self.config), keys, tls)
         if self._probing:
             self._prober.set_replicas()
+            self._listen_to_agents()
+
+    def _listen_to_agents(self) -> None:
+        """To all of them, and to gateways. They would not listen to a router without their secret."""
+        addresses: dict[ReplicaId, Address] = {}
+        self.holdings.pools = tuple(ReplicaId(one.name) for one in self.config.kv.gateways)
+        if self.secrets.secret is not None:
+            for replica in self.engine.replica_ids():
+                agent = self.engine.spec(replica).kv_agent
+                if agent is not None:
+                    addresses[replica] = parse_address(agent)
+            addresses |= {ReplicaId(one.name): one.address for one in self.config.kv.gateways}
+        if addresses and not self._prefetches:
+            # Turns pay for it only where there is somebody to prefetch with.
+            self._prefetches = True
+            self._fanout.add(self.prefetcher)
+        self.kv_agents.set_agents({name: AgentAddress(one.host, one.port) for name, one in addresses.items()})
 
     async def probe_once(self) -> tuple[ReplicaId, ...]:
         """Find all replicas and ask each once; returns those that have not answered in time."""
@@ -246,6 +287,7 @@ class Router:
             self._probing = True
             self.discovery.set_sources(self._sources(self.reloader.settings))
             await self.discovery.first_answers(_FIRST_ROUND_S)
+            self._listen_to_agents()
         return await self._prober.first_round(_FIRST_ROUND_S)
 
     async def start(self) -> None:
@@ -272,6 +314,8 @@ class Router:
         await self.dataplane.close(grace_s, succeeded=self.succession.handed_over.is_set())
         await self.succession.leave()
         await self.discovery.close()
+        await self.prefetcher.close()
+        await self.kv_agents.close()
         await self._prober.close()
         await self.admin.close()
         if self.access_log is not None:
@@ -292,7 +336,7 @@ class Router:
             headers.append((name.encode("ascii"), session.encode()))
         head = self.dataplane.heads.read(b"POST", path.encode("ascii", "replace"), "1.1", headers)
         owner = TenantId(tenant) if tenant is not None else OPEN_TENANT
-        routed = self.routing.route(head, body, owner, b"explain")
+        routed = self.routing.route(head, body, owner)
         now = self.clock.now()
         decision = self.engine.decide(routed.turn, now, plan=routed.plan)
         turn = routed.turn
@@ -318,6 +362,14 @@ def _shadow_failed(error: Exception) -> None:
 
 def _routing(plans: Sequence[Plan], settings: Settings) -> Routing:
     return Routing(plans, build_routes(settings.loaded), secret=settings.secrets.secret or _NO_SECRET)
+
+
+def _hints(config: RouterConfig, secrets: Secrets, plans: Sequence[Plan]) -> HintWriter | None:
+    if secrets.secret is None:
+        return None
+    return HintWriter(
+        secrets.secret, plans[0].pull, pools=[ReplicaId(one.name) for one in config.kv.gateways]
+    )
 
 
 def _limits(config: RouterConfig) -> Limits:
@@ -360,6 +412,11 @@ def _access_notices(config: RouterConfig, secrets: Secrets) -> tuple[str, ...]:
             "no secret is configured: session keys and cache salts are made with a public constant, so a"
             " tenant that reaches a replica past the router could guess them (set access.secret_file or"
             " HOMING_SECRET)"
+        )
+    if secrets.secret is None and (config.kv.gateways or any(one.kv_agent for one in config.replicas)):
+        notices.append(
+            "no secret is configured: KV agents and gateways do not listen to this router, and nothing is"
+            " pulled (set access.secret_file or HOMING_SECRET, as in their files)"
         )
     return tuple(notices)
 

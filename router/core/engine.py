@@ -24,6 +24,7 @@ from router.core.health import (
     TurnFailed,
     TurnSucceeded,
 )
+from router.core.holdings import AgentReport, Holdings
 from router.core.learned import Learned
 from router.core.member import Lent, Member
 from router.core.memory import (
@@ -75,6 +76,9 @@ _EXPIRE_MOST: Final = 2048
 Rank: TypeAlias = tuple[float, float]
 """What decides of a turn's place in the queue beside its work: since when it waits, and the ageing."""
 
+# Share of a pull that makes it one which succeeded.
+_CAME: Final = 0.8
+
 _AUTO_RELATIVE: Final = 2.0
 _AUTO_ABSOLUTE: Final = 32
 
@@ -84,7 +88,9 @@ class Engine:
 
     `plans[0]` is the default policy; `admit` and `decide` take the index of the one in force for a turn.
     `on_detach` is told of an observer that raised and is therefore detached. Without a `pullbook` no KV is
-    pulled: whoever gives one carries out the pulls that decisions name.
+    pulled: whoever gives one carries out the pulls that decisions name. With `holdings`, a KV agent has to be
+    heard of before anything is pulled from it or by it; without, every agent is taken to be there, and to
+    hold what its replica is believed to.
     """
 
     def __init__(
@@ -97,8 +103,10 @@ class Engine:
         index: PrefixIndex | None = None,
         sessions: SessionTable | None = None,
         pullbook: PullBook | None = None,
+        holdings: Holdings | None = None,
     ) -> None:
         self._pullbook = pullbook
+        self._holdings = holdings
         self._rng = rng
         self._observer = observer
         self._on_detach = on_detach
@@ -109,7 +117,7 @@ class Engine:
         self._members: dict[ReplicaId, Member] = {}
         self._ordered: tuple[Member, ...] = ()
         self._agents: tuple[Member, ...] = ()
-        """Those that have a KV agent."""
+        """Those that have a KV agent; none where nothing is pulled."""
         self._targets: frozenset[ReplicaId] = frozenset()
         self._ready: dict[str, list[Member]] = {}
         self._rings: dict[int, Ring] = {}
@@ -399,6 +407,15 @@ class Engine:
         finally:
             self._rng.setstate(state)
 
+    def will_leave(self, replica: ReplicaId) -> bool:
+        """Whether the sessions that live there will have their next turns elsewhere, as things are: it
+        drains, or is short of KV."""
+        member = self._members.get(replica)
+        if member is None or member.draining or member.leaving:
+            return True
+        kv_usage = self._plans[0].overload.kv_usage
+        return kv_usage is not None and member.kv_usage is not None and member.kv_usage > kv_usage
+
     def may_retry(self, outcomes: Sequence[Outcome], now: float, *, plan: int = 0) -> bool:
         """Whether a turn whose attempts ended so may be tried on another replica. Draws on the budget."""
         retry = self._plans[plan].retry
@@ -578,7 +595,7 @@ class Engine:
         """The frozen view for one turn, and how deep each shelf holds its prompt. Raises `Refused` where all
         are over a hard limit."""
         plan = self._plans[plan_index]
-        hashes, ends, _ = turn.chain
+        hashes, ends, _, _ = turn.chain
         ratio = model.ratio.value
         prompt_tokens = int(ends[-1] * ratio) if ends else 0
         depths = dict(self._index.match(hashes)) if hashes else {}
@@ -708,20 +725,47 @@ class Engine:
             self._rings[plan.vnodes],
             self._served[plan_index],
             parent,
-            self._pulls(ends, ratio, depths, now) if self._pullbook is not None and depths else None,
+            self._pulls(turn, session, ends, ratio, depths, now) if self._agents else None,
         )
         return view, depths
 
     def _pulls(
-        self, ends: Sequence[int], ratio: float, depths: Mapping[int, int], now: float
+        self,
+        turn: Turn,
+        session: Session | None,
+        ends: Sequence[int],
+        ratio: float,
+        depths: Mapping[int, int],
+        now: float,
     ) -> Pulls | None:
         """Who holds how much of a prompt and has a KV agent that would serve it, draining or not."""
         assert self._pullbook is not None
+        holdings = self._holdings
         held = []
         for member in self._agents:
             depth = depths.get(member.reach, 0)
-            if depth and member.health.state in (State.HEALTHY, State.PROBATION):
-                held.append((member.id, int(ends[depth - 1] * ratio * member.delivery.trust)))
+            if not depth:
+                continue
+            tokens = int(ends[depth - 1] * ratio * member.delivery.trust)
+            if holdings is None:
+                if member.health.state not in (State.HEALTHY, State.PROBATION):
+                    continue
+            elif not holdings.is_up(member.id):
+                continue
+            elif (told := holdings.tokens(member.id, turn.session)) is not None:
+                tokens = min(tokens, told)
+            elif session is not None and session.home == member.id:
+                # All but its latest blocks would be named by now.
+                continue
+            else:
+                # Other sessions' beginning, of which no more can be there than there is.
+                tokens = min(tokens, holdings.all_tokens(member.id))
+            held.append((member.id, tokens))
+        if holdings is not None and session is not None and session.tail in turn.chain.hashes:
+            # A pool is known by what it says alone, which is of the session as it was.
+            for pool in holdings.pools:
+                if told := holdings.tokens(pool, turn.session):
+                    held.append((pool, min(told, session.resident_tokens)))
         return self._pullbook.view(held, self._targets, now) if held else None
 
     def _goes_on(self, turn: Turn, session: Session) -> bool:
@@ -770,7 +814,7 @@ class Engine:
         """The ticket's replica has begun to answer it. For the ticket to call."""
         turn, member = ticket.turn, ticket.member
         self._pull_over(ticket, None, now)
-        hashes, ends, _ = turn.chain
+        hashes, ends, _, _ = turn.chain
         # A turn without a prompt leaves nothing behind that a session could have a home by.
         if not hashes or not turn.computes or not self._still_has(ticket):
             return
@@ -813,7 +857,7 @@ class Engine:
             # A success changes nothing where there is nothing to recover from: most turns skip the call.
             self._health(member, TurnSucceeded(), now)
         if usage is not None and usage.prompt_tokens is not None:
-            hashes, ends, _ = turn.chain
+            hashes, ends, _, _ = turn.chain
             if ends and turn.response_id is None:
                 ticket.model.ratio.observe(ends[-1], usage.prompt_tokens)
                 if usage.cached_tokens is not None:
@@ -898,6 +942,10 @@ class Engine:
                 now,
                 shared=bool(chosen.in_flight or chosen.foreign),
             )
+        if decision.pull is not None and self._holdings is not None and self._pullbook is not None:
+            # Nobody else tells how it went. A few blocks less may be the estimate's fault.
+            came = cached_tokens - (decision.cached_tokens - decision.pull.tokens)
+            self._pullbook.result(decision.pull.source, came >= _CAME * decision.pull.tokens, now)
         if not ticket.depth:
             return
         ends = ticket.turn.chain.ends
@@ -946,9 +994,16 @@ class Engine:
             member.settle()
         self._ordered = tuple(self._members[replica] for replica in sorted(self._members))
         self._ready.clear()
-        self._agents = tuple(member for member in self._ordered if member.spec.kv_agent)
-        self._targets = frozenset(member.id for member in self._agents)
+        if self._pullbook is not None:
+            self._agents = tuple(member for member in self._ordered if member.spec.kv_agent)
+        self._set_targets()
         self._set_rings()
+
+    def _set_targets(self) -> None:
+        holdings = self._holdings
+        self._targets = frozenset(
+            member.id for member in self._agents if holdings is None or holdings.is_up(member.id)
+        )
 
     def _set_rings(self) -> None:
         names = tuple(member.id for member in self._ordered if not member.leaving)
@@ -995,6 +1050,26 @@ class Engine:
             member.cards = cards
             member.models = frozenset(card.id for card in cards)
             self._ready.clear()
+
+    def agent_reported(self, name: ReplicaId, report: AgentReport, _now: float) -> None:
+        """A replica's KV agent, or a pool, is there and says what it holds."""
+        if self._holdings is None or self._pullbook is None:
+            return
+        self._holdings.report(name, report)
+        self._pullbook.told(name, report)
+        self._set_targets()
+        if (member := self._members.get(name)) is not None and member.agent_tokens != report.capacity_tokens:
+            member.has_agent_for(report.capacity_tokens)
+            self._resize(member)
+
+    def agent_lost(self, name: ReplicaId, restarted: bool, _now: float) -> None:
+        """It does not answer, or is another process now, which holds nothing."""
+        if self._holdings is None or self._pullbook is None:
+            return
+        self._holdings.lost(name)
+        if restarted:
+            self._pullbook.forget(name)
+        self._set_targets()
 
     def drain(self, replica: ReplicaId, on: bool) -> None:
         """Give it no more turns, or give it turns again. Raises `KeyError` if it is unknown."""

@@ -17,8 +17,8 @@ class ReplicaSpec:
     """KV capacity where the operator knows better than `/metrics`."""
     host_kv_tokens: int | None = None
     """What its host tier holds beyond the device, where the operator knows better than `/metrics`."""
-    kv_agent: bool = False
-    """Whether it has a KV agent: others can pull from it, and it from them."""
+    kv_agent: str | None = None
+    """`host:port` of its KV agent: others can pull from it, and it from them. `None` = it has none."""
 
 
 class Report(NamedTuple):

@@ -61,6 +61,7 @@ class Member:
     """One replica. Only the engine changes it; strategies see a `Candidate`, people a `ReplicaStatus`."""
 
     __slots__ = (
+        "agent_tokens",
         "arriving_tokens",
         "backlog_s",
         "capacity_tokens",
@@ -167,6 +168,8 @@ class Member:
         """Requests that it runs at once, where it last reported some waiting with KV to spare."""
         self.reach_tokens: int | None = None
         """KV capacity of device and host; `None` where either is not known."""
+        self.agent_tokens: int | None = None
+        """What its KV agent can hold; `None` where it has none, or none that has told."""
         self.strangers_waiting = 0.0
         """Requests in its queue that were not ours when it last reported."""
         self.missing_tokens = _SEED_MISSING_TOKENS
@@ -260,6 +263,11 @@ class Member:
             wait_s = max(wait_s, wait_for_endings_s(requests + 1.0 - self.seats, 1.0, self.seats, holding_s))
         return wait_s
 
+    def has_agent_for(self, tokens: int | None) -> None:
+        """Its KV agent can hold so many tokens."""
+        self.agent_tokens = tokens
+        self._take_capacity()
+
     def configure(self, spec: ReplicaSpec) -> None:
         """The operator's word on it may have changed."""
         self.spec = spec
@@ -300,6 +308,9 @@ class Member:
         reported = self.report.kv_capacity_tokens if self.report is not None else None
         self.capacity_tokens = self.spec.kv_tokens if self.spec.kv_tokens is not None else reported
         host = self.report.host_kv_tokens if self.report is not None else None
+        if self.agent_tokens is not None:
+            # An agent's arena is a host tier: what the device gave up is loaded from it again.
+            host = max(host or 0, self.agent_tokens)
         if self.spec.host_kv_tokens is not None:
             host = self.spec.host_kv_tokens
         self.reach_tokens = self.capacity_tokens + (host or 0) if self.capacity_tokens is not None else None

@@ -84,6 +84,10 @@ class PullRules:
     """Pulls from one replica at a time."""
     seed_gbps: float = 25.0
     """Gigabits a second between two replicas, until it is learned."""
+    stall_s: float = 0.15
+    """A pull that gets nothing for so long is given up."""
+    deadline_s: float = 2.0
+    """What a pull may take that nobody priced: from a pool that turns out to have the KV."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from router.core.decide import Pulls, Source
 from router.core.estimate.link import Link
 from router.core.estimate.pulls import PullRecord
 from router.core.estimate.scale import Scale
+from router.core.holdings import AgentReport
 from router.core.plan import PullRules
 
 # Connecting, asking, and the first block.
@@ -94,15 +95,29 @@ class PullBook:
         if pulled.size <= 0 or pulled.tokens <= 0:
             return
         self._token_bytes.observe(pulled.size / pulled.tokens)
-        pair = (source, target)
+        # What took part of the path's time would have taken so much more of its bytes.
+        self._carried((source, target), pulled.size * sharing, pulled.seconds)
+
+    def _carried(self, pair: tuple[ReplicaId, ReplicaId], size: float, seconds: float) -> None:
         link = self._links.get(pair)
         if link is None:
             link = self._links[pair] = Link(1.0 / self._seed[1], self._seed[0])
-        # What took part of the path's time would have taken so much more of its bytes.
-        if link.observe(pulled.size * sharing, pulled.seconds):
+        if link.observe(size, seconds):
             self._known = MappingProxyType({**self._known, pair: (link.start_s, link.byte_s)})
             # Paths of a fleet are mostly alike: strangers are taken for the last that was learned of.
             self._seed = (link.start_s, link.byte_s)
+
+    def result(self, source: ReplicaId, complete: bool, now: float) -> None:
+        """Whether a pull brought what it was sent for, as its turn's usage shows."""
+        self._record(source).observe(complete, now)
+
+    def told(self, target: ReplicaId, report: AgentReport) -> None:
+        """What an agent says of its pulls. It has measured whole ones, so their start is part of the rate."""
+        if report.token_bytes is not None:
+            self._token_bytes.observe(report.token_bytes)
+        for source, bytes_per_s in report.bytes_per_s:
+            if bytes_per_s > 0.0:
+                self._carried((source, target), bytes_per_s, 1.0)
 
     def forget(self, replica: ReplicaId) -> None:
         """It left the fleet, or is another process: what was learned of it is void."""

@@ -23,6 +23,9 @@ class Chain(NamedTuple):
     would be as text, not by the length of its encoding."""
     opening: int
     """How many leading segments make the conversation's opening (tools, system, first user message)."""
+    system: int = 0
+    """How many of those come before the first user message; 0 where there is none. They are what sessions
+    share."""
 
 
 EMPTY_CHAIN = Chain((), (), 0)

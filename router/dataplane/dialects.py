@@ -342,7 +342,7 @@ class _Reading:
         opening = self._add_prompt(head, segments)
         if len(segments.hashes) == 1:
             return EMPTY_CHAIN, None
-        chain = Chain(tuple(segments.hashes), tuple(segments.ends), opening)
+        chain = Chain(tuple(segments.hashes), tuple(segments.ends), opening, segments.system)
         return chain, BodyOutline(head, self._add_prompt, segments)
 
 

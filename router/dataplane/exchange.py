@@ -25,7 +25,8 @@ from router.dataplane.departure import INTERIM, LEADING_ZERO
 from router.dataplane.dialects import Dialect, dialect_of
 from router.dataplane.head import Head
 from router.dataplane.problems import body_of, event_of, headers_of, status_line, status_of
-from router.dataplane.routing import Routed
+from router.dataplane.routing import Routed, closing
+from router.dataplane.splice import inserted
 from router.dataplane.upstream import Receiver, UpstreamConnection
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ class Exchange(Receiver):
                 if local is not None:
                     self._respond(*local)
                     return
-            self._routed = plane.routing.route(head, self._content, tenant, self._request_id)
+            self._routed = plane.routing.route(head, self._content, tenant)
             self._content = None
             self._attempt()
         except Refused as refusal:
@@ -253,8 +254,16 @@ class Exchange(Receiver):
         self._upstream = connection
         self._sent_at = self._plane.now()
         self._client.await_answer()
-        head = routed.head_start + pool.head_suffix + routed.head_end
-        connection.send(self, (head, *routed.body), head_only=self._head.method == b"HEAD")
+        body, length = routed.body, routed.length
+        if pool.has_agent and length and routed.turn.computes and routed.turn.chain.hashes:
+            member = self._plane.hint(routed.turn, self._ticket, self._request_id)
+            if member is not None:
+                body = inserted(body, member)
+                length = sum(map(len, body))
+        head = b"".join(
+            (routed.head_start, pool.head_suffix, routed.head_end, closing(length, self._request_id))
+        )
+        connection.send(self, (head, *body), head_only=self._head.method == b"HEAD")
         if self._client.write_paused:
             connection.pause()
 

@@ -81,7 +81,7 @@ _OUTER: Final = msgspec.json.Decoder(list[Outer])
 class Segments:
     """A chain in the making. Each `add_*` puts one payload at its end."""
 
-    __slots__ = ("billing", "ends", "hashes", "messages")
+    __slots__ = ("billing", "ends", "hashes", "messages", "system")
 
     def __init__(self, root: int, size: int = 0) -> None:
         """`root` is a hash of what all of the prompt depends on; `size` is the prompt bytes in that."""
@@ -91,6 +91,8 @@ class Segments:
         """What the chain ends with, where it ends with messages."""
         self.billing = False
         """Whether nonces were left out of them."""
+        self.system = 0
+        """Segments before the first user message; 0 where there is none."""
 
     def add(self, payload: bytes) -> None:
         """One payload, in as many segments as it takes."""
@@ -154,6 +156,7 @@ class Segments:
             if not opening:
                 if payload.startswith(b'"user"'):
                     opening = len(hashes)
+                    self.system = opening - -(-size // CHUNK)
                 elif not first:
                     first = len(hashes)
         return opening or first

@@ -43,6 +43,7 @@ class Pool:
         "_tls",
         "answer_heads",
         "answer_line",
+        "has_agent",
         "head_suffix",
         "now",
         "replica",
@@ -57,13 +58,16 @@ class Pool:
         now: Callable[[], float],
         api_key: str | None,
         tls: ssl.SSLContext | None = None,
+        has_agent: bool = False,
     ) -> None:
-        """`tls` = what an `https` replica is spoken to with; `None` for an `http` one."""
+        """`tls` = what an `https` replica is spoken to with; `None` for an `http` one. `has_agent`: a KV
+        agent is beside it, which hints are for."""
         parts = urlsplit(url)
         # Plain text must never go where TLS was asked for.
         assert (parts.scheme == "https") == (tls is not None)
         self.replica = replica
         self.now = now
+        self.has_agent = has_agent
         self._authority = parts.netloc.lower().encode("latin-1")
         self._host = parts.hostname or ""
         self._port = parts.port or (80 if tls is None else 443)

@@ -48,7 +48,8 @@ class Wait(NamedTuple):
 
 
 class Routed:
-    """A request, ready for any replica: between `head_start` and `head_end` goes what names the replica."""
+    """A request, ready for any replica: between `head_start` and `head_end` goes what names the replica, and
+    behind them what `closing` says of the body."""
 
     __slots__ = (
         "body",
@@ -56,6 +57,7 @@ class Routed:
         "head_end",
         "head_start",
         "hide_usage",
+        "length",
         "outline",
         "plan",
         "stores",
@@ -74,6 +76,7 @@ class Routed:
         head_start: bytes,
         head_end: bytes,
         body: tuple[bytes | memoryview, ...],
+        length: int | None,
         outline: BodyOutline | None,
         wait: Wait | None,
     ) -> None:
@@ -87,10 +90,19 @@ class Routed:
         self.head_start = head_start
         self.head_end = head_end
         self.body = body
+        self.length = length
+        """Bytes of the body; `None` where the request has none, and none is said."""
         self.outline = outline
+        """What can be told of the prompt's segments while the body is held."""
         self.wait = wait
         """`None` where the policy does not let turns wait in the router."""
-        """What can be told of the prompt's segments while the body is held."""
+
+
+def closing(length: int | None, request_id: bytes) -> bytes:
+    """The last lines of a request head."""
+    if length is None:
+        return b"x-request-id: %b\r\n\r\n" % request_id
+    return b"content-length: %d\r\nx-request-id: %b\r\n\r\n" % (length, request_id)
 
 
 class Routing:
@@ -126,7 +138,7 @@ class Routing:
             lambda tenant, text: session_key(secret, tenant, text)
         )
 
-    def route(self, head: Head, content: bytes, tenant: TenantId, request_id: bytes) -> Routed:
+    def route(self, head: Head, content: bytes, tenant: TenantId) -> Routed:
         """Make the turn and the bytes to send. Raises `Refused` for a body that cannot be understood."""
         path = head.path
         method = head.method
@@ -196,17 +208,15 @@ class Routing:
             body = rewrite(
                 content,
                 read,
-                salt=self._salt(tenant) if tenant != OPEN_TENANT else None,
+                salt=self.label_of(tenant) or None,
                 include_usage=hide_usage,
             )
         lines = head.forward
         if session is not None:
             lines.append(b"x-session-id: %b\r\n" % session.encode("ascii"))
-        length = len(body[0]) if len(body) == 1 else sum(map(len, body))
-        if length or head.has_body or method in (b"POST", b"PUT", b"PATCH"):
-            lines.append(b"content-length: %d\r\nx-request-id: %b\r\n\r\n" % (length, request_id))
-        else:
-            lines.append(b"x-request-id: %b\r\n\r\n" % request_id)
+        length: int | None = len(body[0]) if len(body) == 1 else sum(map(len, body))
+        if not length and not head.has_body and method not in (b"POST", b"PUT", b"PATCH"):
+            length = None
         return Routed(
             turn,
             index,
@@ -216,6 +226,7 @@ class Routing:
             head_start=method + b" " + head.target,
             head_end=b"".join(lines),
             body=body,
+            length=length,
             outline=read.outline if read is not None else None,
             wait=wait,
         )
@@ -246,6 +257,11 @@ class Routing:
     def _remembered(self, tenant: TenantId, session_id: bytes) -> SessionKey:
         """`key_of`, quicker the second time."""
         return (self._key if len(session_id) <= _REMEMBERED_ID else self.key_of)(tenant, session_id)
+
+    def label_of(self, tenant: TenantId) -> str:
+        """What the replicas, and the KV agents beside them, know a tenant by: its `cache_salt`; "" for the
+        open tenant, whose requests carry none."""
+        return self._salt(tenant) if tenant != OPEN_TENANT else ""
 
     def key_of(self, tenant: TenantId, session_id: str | bytes) -> SessionKey:
         """The key under which a client's session id is known here and upstream."""

@@ -21,10 +21,12 @@ from router.core.engine import Engine
 from router.core.fleet import ReplicaSpec
 from router.core.outline import Describe
 from router.core.queue import Held
+from router.core.request import Turn
 from router.core.ticket import Ticket
 from router.dataplane.client import ClientConnection
 from router.dataplane.exchange import Exchange
 from router.dataplane.head import Head, HeadReader
+from router.dataplane.hints import HintWriter
 from router.dataplane.limits import Limits
 from router.dataplane.local import LocalEndpoints
 from router.dataplane.pool import Pool
@@ -66,8 +68,10 @@ class DataPlane:
         tenant_header: str | None = None,
         tls: ssl.SSLContext | None = None,
         chains: ChainWatch | None = None,
+        hints: HintWriter | None = None,
     ) -> None:
-        """`tls` = what clients are spoken to with; `None` = plain HTTP. `chains` is told of every turn."""
+        """`tls` = what clients are spoken to with; `None` = plain HTTP. `chains` is told of every turn.
+        `hints` go to the replicas that have a KV agent."""
         self.engine = engine
         self.routing = routing
         self.now = clock.now
@@ -93,6 +97,7 @@ class DataPlane:
         self._tenant_header = tenant_header
         self._tls = tls
         self._chains = chains
+        self._hints = hints
         self._urls: dict[ReplicaId, tuple[str, str | None, ssl.SSLContext | None]] = {}
         self._retired: list[Pool] = []
         self._live_ids: set[bytes] = set()
@@ -180,6 +185,8 @@ class DataPlane:
         tls: Mapping[ReplicaId, ssl.SSLContext],
     ) -> None:
         """Make the pools match the fleet. Exchanges on a removed replica end as they would have."""
+        specs = tuple(specs)
+        agents = {spec.id for spec in specs if spec.kv_agent}
         wanted = {spec.id: (spec.url, api_keys.get(spec.id), tls.get(spec.id)) for spec in specs}
         for replica, address in tuple(self._urls.items()):
             if wanted.get(replica) != address:
@@ -194,9 +201,15 @@ class DataPlane:
                     replica, url, self.limits, now=self.now, api_key=api_key, tls=context
                 )
                 self._urls[replica] = address
+            self.pools[replica].has_agent = replica in agents
 
     def configure(
-        self, routing: Routing, limits: Limits, access: AccessKeys | None, tenant_header: str | None
+        self,
+        routing: Routing,
+        limits: Limits,
+        access: AccessKeys | None,
+        tenant_header: str | None,
+        hints: HintWriter | None = None,
     ) -> None:
         """Go by these for all requests whose head has not come yet. Those under way end as they would have,
         but for limits on time and size, which count at once."""
@@ -205,6 +218,7 @@ class DataPlane:
         self.limits = limits
         self._access = access
         self._tenant_header = tenant_header
+        self._hints = hints
         for pool in self.pools.values():
             pool.set_limits(limits)
 
@@ -289,6 +303,14 @@ class DataPlane:
         if tenant is None:
             raise Refused(ErrorKind.UNAUTHORIZED, "this API key is not known here")
         return tenant
+
+    def hint(self, turn: Turn, ticket: Ticket | None, request_id: bytes) -> bytes | None:
+        """What to add to a request for a replica with a KV agent; `None` where agents have no secret to hold
+        it against."""
+        if self._hints is None or ticket is None:
+            return None
+        label = self.routing.label_of(turn.tenant)
+        return self._hints.member(turn, ticket.decision, ticket.epoch, label, request_id)
 
     def hold(self, size: int) -> None:
         """Count bytes held, of requests and of answers that are gathered whole. Raises `Refused` where the

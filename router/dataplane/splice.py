@@ -30,6 +30,9 @@ _ASK_FOR_USAGE: Final = b'"stream_options":{"include_usage":true}'
 _INCLUDE_USAGE: Final = b'"include_usage":true'
 _QUOTE: Final = ord('"')
 
+_EMPTY: Final = re.compile(rb"[ \t\r\n]*\}")
+_GLANCE: Final = 64
+
 # The way to a member's value. The decoder has checked the grammar by then, so this only has to measure.
 _TO_VALUE: Final = re.compile(rb'[ \t\r\n{,]*("[^"\\]*(?:\\.[^"\\]*)*")[ \t\r\n]*:[ \t\r\n]*')
 
@@ -132,6 +135,21 @@ def rewrite(
         return tuple(_rewritten(body, added, widen=widen))
     except (msgspec.DecodeError, RecursionError) as error:
         raise Refused(ErrorKind.BAD_REQUEST, f"The request body is not a JSON object: {error}.") from error
+
+
+def inserted(parts: tuple[bytes | memoryview, ...], member: bytes) -> tuple[bytes | memoryview, ...]:
+    """The object that `parts` make up, with one member more, before all others.
+
+    `parts` are what `rewrite` answers: an object, and its brace is in the first of them.
+    """
+    first = bytes(parts[0][:_GLANCE])
+    if b"{" not in first:
+        first = bytes(parts[0])
+    start = first.index(b"{") + 1
+    rest = memoryview(parts[0])[start:]
+    behind = rest if len(rest) >= _GLANCE else b"".join((rest, *parts[1:2]))
+    comma = b"" if _EMPTY.match(behind) else b","
+    return b"".join((first[:start], member, comma)), rest, *parts[1:]
 
 
 def _rewritten(body: bytes, added: list[bytes], *, widen: bool) -> list[bytes | memoryview]:

@@ -200,7 +200,7 @@ class _Served:
         return self._hello is not None
 
     def tell_spaces(self) -> None:
-        if self._hello is not None and self._hello.role != "router":
+        if self._hello is not None:
             spaces = [space.as_dict() for space in self._server.provider.spaces]
             self.channel.send(Type.SPACES, 0, m.Spaces(spaces[:64]))
 

@@ -45,7 +45,12 @@ def build_plan(policy: Policy) -> Plan:
         if policy.queue.order == "least-missing"
         else None,
         prefill_tokens_per_s=policy.price.prefill.seed_tokens_per_s,
-        pull=PullRules(per_source=policy.price.pull.per_source, seed_gbps=policy.price.pull.seed_gbps),
+        pull=PullRules(
+            per_source=policy.price.pull.per_source,
+            seed_gbps=policy.price.pull.seed_gbps,
+            stall_s=policy.price.pull.stall,
+            deadline_s=policy.price.pull.deadline,
+        ),
         vnodes=policy.place.vnodes,
         refuse_reserved=policy.reserved == "refuse",
     )
@@ -69,4 +74,5 @@ def build_routes(loaded: Loaded[RouterConfig]) -> RouteTable:
 
 def build_spec(replica: Replica) -> ReplicaSpec:
     """A replica that a file lists, without its API key: that is in `credentials.Secrets`."""
-    return ReplicaSpec(ReplicaId(replica.name), replica.url, replica.kv_tokens)
+    agent = str(replica.kv_agent) if replica.kv_agent is not None else None
+    return ReplicaSpec(ReplicaId(replica.name), replica.url, replica.kv_tokens, kv_agent=agent)

@@ -125,7 +125,7 @@ class Replica(Trust, Reached):
     kv_tokens: Annotated[int, Field(gt=0)] | None = None
     """KV capacity in tokens; `None` = what `/metrics` says."""
     kv_agent: RemoteAddress | None = None
-    """Where its KV agent listens. Checked, and not used in this version."""
+    """Where its KV agent listens; `None` = it has none. The agent calls itself what the replica is called."""
     kv_events: EventsUrl | None = None
     """Where it publishes KV events. Checked, and not used in this version."""
     role: Annotated[Literal["both"], BeforeValidator(_whole_role)] = "both"
@@ -208,6 +208,20 @@ class Kubernetes(Found):
         if self.pods is not None and self.port is None:
             raise ValueError("pods have many ports; give 'port'")
         return self
+
+
+class Gateway(Model):
+    """A KV gateway: a pool of KV that every agent may pull from."""
+
+    name: Name
+    """What it calls itself, and agents' files call it."""
+    address: RemoteAddress
+
+
+class Kv(Model):
+    """Where KV lies beside the replicas. The secret that agents share is `access.secret_file`'s."""
+
+    gateways: tuple[Gateway, ...] = ()
 
 
 class Discovery(Model):
@@ -318,9 +332,21 @@ class RouterConfig(Model):
     shadow: FilePath | None = None
     """A policy that decides beside the one in force, without effect: a file, or a shipped one by its name."""
     replicas: tuple[Replica, ...] = ()
+    kv: Kv = Kv()
     discovery: Discovery = Discovery()
     access: Access = Access()
     limits: Limits = Limits()
     telemetry: Telemetry = Telemetry()
     probe: Probe = Probe()
     restart: Restart = Restart()
+
+    @model_validator(mode="after")
+    def _gateways_have_names_of_their_own(self) -> Self:
+        taken = {replica.name: "a replica" for replica in self.replicas}
+        for at, gateway in enumerate(self.kv.gateways):
+            if gateway.name in taken:
+                raise ValueError(
+                    f"kv.gateways[{at}].name: '{gateway.name}' is {taken[gateway.name]}'s already"
+                )
+            taken[gateway.name] = "another gateway"
+        return self

@@ -19,7 +19,6 @@ class Unused(NamedTuple):
 
 
 CONFIG: Final[Sequence[Unused]] = (
-    Unused(("replicas", "*", "kv_agent"), "has no effect in this version: no KV is pulled"),
     Unused(
         ("replicas", "*", "kv_events"),
         "has no effect in this version: what is cached is known from the router's own bookkeeping",
@@ -30,9 +29,6 @@ CONFIG: Final[Sequence[Unused]] = (
         "has no effect in this version: no traces are sent",
         lambda value: value != 0,
     ),
-)
-POLICY: Final[Sequence[Unused]] = (
-    Unused(("price", "pull"), "has no effect in this version: no KV is pulled"),
 )
 
 
@@ -53,7 +49,7 @@ def config_notices(document: Document) -> list[str]:
 
 def policy_notices(document: Document) -> list[str]:
     """Notices on a policy file that is without fault."""
-    notices = _of(document, POLICY)
+    notices: list[str] = []
     strategy = document.at("strategy")
     if document.at("place", "bound") is not None and strategy not in PLACES_BY_BOUND:
         what = f"place.bound: has no effect with strategy {strategy}; its own are under 'params'"

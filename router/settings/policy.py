@@ -70,7 +70,7 @@ class Prefill(Model):
 
 
 class Pull(Model):
-    """When KV is fetched from another replica instead of computed again. No KV is pulled in this version."""
+    """When KV is fetched from another replica instead of computed again. Both need a KV agent."""
 
     enabled: bool = _PRICES.pull
     min_tokens: Annotated[int, Field(ge=1)] = _PRICES.pull_least_tokens

@@ -149,7 +149,7 @@ class AccessLog(Silent):
 
     def _chain(self, session: str, model: str, chain: Chain, *, continued: bool) -> dict[str, object]:
         """How many segments are those of the session's last line, and all others; sizes in prompt bytes."""
-        hashes, ends, opening = chain
+        hashes, ends, opening, _ = chain
         kept = 0
         if not continued:
             kept = self._keep((session, model), hashes)

@@ -25,6 +25,11 @@ class Fanout:
         self._observers = tuple(observers)
         self._sort()
 
+    def add(self, observer: Observer) -> None:
+        """Tell one more, after the others."""
+        self._observers = (*self._observers, observer)
+        self._sort()
+
     def _sort(self) -> None:
         self._decided = tuple(
             (observer, observer.on_decision)

@@ -145,6 +145,7 @@ async def fleet(
     policy: Mapping[str, Any] | None = None,
     keys: Mapping[str, str] | None = None,
     api_keys: Mapping[str, str] | None = None,
+    kv_agents: Mapping[str, str] | None = None,
     probe: str = NEVER,
     down: Sequence[str] = (),
     files: Mapping[str, str] | None = None,
@@ -153,9 +154,10 @@ async def fleet(
 ) -> AsyncIterator[Fleet]:
     """Replicas r0, r1, … and a router on free ports. Fails if anything is left over at the end.
 
-    `config` and `policy` are laid over the usual ones, `keys` is API key → tenant, `api_keys` replica →
-    the key that it wants, `down` names the replicas that do not run, and `files` lie beside the config.
-    With `reload` the router reads its files anew when it is told, and looks at them every `look_every_s`.
+    `config` and `policy` are laid over the usual ones, `keys` is API key → tenant, `api_keys` replica → the
+    key that it wants, `kv_agents` replica → where its KV agent listens, `down` names the replicas that do not
+    run, and `files` lie beside the config. With `reload` the router reads its files anew when it is told, and
+    looks at them every `look_every_s`.
     """
     before = asyncio.all_tasks()
     async with AsyncExitStack() as stack:
@@ -174,7 +176,9 @@ async def fleet(
         for name, text in (files or {}).items():
             (folder / name).write_text(text)
             (folder / name).chmod(0o600)
-        environ = _write(folder, replicas, config or {}, policy or {}, keys or {}, api_keys or {}, probe)
+        environ = _write(
+            folder, replicas, config or {}, policy or {}, keys or {}, api_keys or {}, kv_agents or {}, probe
+        )
 
         def read(code: Container[str] | None) -> Settings:
             loaded = load_config(folder / "router.yaml", code)
@@ -227,6 +231,7 @@ def _write(
     policy: Mapping[str, Any],
     keys: Mapping[str, str],
     api_keys: Mapping[str, str],
+    kv_agents: Mapping[str, str],
     probe: str,
 ) -> dict[str, str]:
     """Write config and policy; returns the environment."""
@@ -237,6 +242,8 @@ def _write(
         if name in api_keys:
             one["api_key_env"] = f"KEY_{name}"
             environ[f"KEY_{name}"] = api_keys[name]
+        if name in kv_agents:
+            one["kv_agent"] = kv_agents[name]
         listed.append(one)
     if keys:
         environ["HOMING_API_KEYS"] = ",".join(f"{tenant}={key}" for key, tenant in keys.items())

@@ -348,7 +348,11 @@ class FleetReplay:
     def _set_replicas(self, now: float) -> None:
         agents = self._network is not None
         self._engine.set_replicas(
-            [ReplicaSpec(name, f"http://{name}:8000", kv_agent=agents) for name in self._replicas], now
+            [
+                ReplicaSpec(name, f"http://{name}:8000", kv_agent="simulated" if agents else None)
+                for name in self._replicas
+            ],
+            now,
         )
 
     def _introduce(self, replica: _Replica, now: float) -> None:

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from router.base.ids import ReplicaId
 from router.core.decide import Pulls
+from router.core.holdings import AgentReport
 from router.core.plan import PullRules
 from router.core.pullbook import PullBook, Pulled
 
@@ -127,3 +128,24 @@ def test_whatever_begins_and_ends_the_counts_balance(pulls: list[tuple[ReplicaId
     assert view is not None
     assert [source.pulls for source in view.sources] == [0, 0]
     assert dict(view.inbound) == {}
+
+
+def test_what_agents_say_of_their_pulls_is_learned() -> None:
+    book = PullBook(PullRules())
+    for _ in range(200):
+        book.told(B, AgentReport(True, token_bytes=1000.0, bytes_per_s=((A, 5e9), (C, 0.0))))
+    view = seen(book)
+    start_s, byte_s = view.links[(A, B)]
+    assert start_s + 5e9 * byte_s == pytest.approx(1.0, rel=0.1)
+    assert view.token_bytes == pytest.approx(1000.0, rel=0.05)
+    assert (C, B) not in view.links
+
+
+def test_how_turns_found_their_pulls_changes_the_chance() -> None:
+    book = PullBook(PullRules())
+    for _ in range(5):
+        book.result(A, False, 0.0)
+    low = seen(book).sources[0].chance
+    assert low < 0.7
+    book.result(A, True, 0.0)
+    assert seen(book).sources[0].chance > low

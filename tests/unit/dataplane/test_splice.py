@@ -11,7 +11,7 @@ from msgspec import DecodeError
 from router.base.errors import ErrorKind, Refused
 from router.base.ids import OPEN_TENANT
 from router.dataplane.dialects import RequestReader
-from router.dataplane.splice import RESERVED, members, rewrite, without
+from router.dataplane.splice import RESERVED, inserted, members, rewrite, without
 
 READER = RequestReader(body_fields=("session_id",), derive=True)
 
@@ -213,3 +213,32 @@ def test_of_the_extra_parameters_what_is_reserved_is_cut_and_the_rest_stays() ->
     assert rewritten(body, salt="s") == (
         b'{"cache_salt":"s","vllm_xargs": { "a" : [1] } ,"vllm_xargs":"text"}'
     )
+
+
+@pytest.mark.parametrize(
+    ("body", "whole"),
+    [
+        (b'{"model":"m"}', b'{"x":1,"model":"m"}'),
+        (b'{"priority":1,"model":"m"}', b'{"x":1,"model":"m"}'),
+        (b'{"priority":1}', b'{"x":1}'),
+        (b' \n{ "priority" : 1 }', b' \n{"x":1  }'),
+        (b"{}", b'{"x":1}'),
+        (b" " * 200 + b"{" + b" " * 200 + b"}", b" " * 200 + b'{"x":1' + b" " * 200 + b"}"),
+        (b"{" + b" " * 200 + b'"a":1}', b'{"x":1,' + b" " * 200 + b'"a":1}'),
+    ],
+)
+def test_a_member_is_put_before_all_others(body: bytes, whole: bytes) -> None:
+    read = READER.read("/v1/chat/completions", body, OPEN_TENANT)
+    parts = rewrite(body, read, salt=None, include_usage=False)
+    assert b"".join(inserted(parts, b'"x":1')) == whole
+
+
+@given(
+    st.dictionaries(st.sampled_from(["seed", "priority", "a", "session_id"]), st.integers()), st.booleans()
+)
+def test_with_a_member_more_it_is_the_same_object(sent: dict[str, int], salted: bool) -> None:
+    body = json.dumps(sent).encode()
+    read = READER.read("/v1/x", body, OPEN_TENANT)
+    parts = rewrite(body, read, salt="s" if salted else None, include_usage=False)
+    before = json.loads(b"".join(parts))
+    assert json.loads(b"".join(inserted(parts, b'"x":[1]'))) == {"x": [1], **before}

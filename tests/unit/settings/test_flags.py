@@ -8,7 +8,6 @@ from router.base.errors import SettingsError
 from router.settings.fields import Address
 from router.settings.flags import config_from_flags
 from router.settings.load import load_config
-from router.settings.locate import shipped_policies
 
 
 @pytest.fixture
@@ -60,7 +59,7 @@ def test_flags_set_addresses_and_the_policy():
 
 def test_the_notices_of_the_users_own_policy_come_along(tmp_path):
     own = tmp_path / "own.yaml"
-    own.write_text(shipped_policies()["home"].read_text())
+    own.write_text("version: 1\npolicy: own\nstrategy: ring\nprice: {move: 0}\n")
     assert len(config_from_flags([], str(own)).notices) == 1
     assert config_from_flags([], "home").notices == ()
 

@@ -41,8 +41,6 @@ queue: {order: least-missing, ageing: 0.02, horizon: auto, max: 4096, wait: 5m} 
 overload: {in_flight: auto, kv_usage: 0.98}
 """  # noqa: E501
 
-NO_PULL = "price.pull: has no effect in this version: no KV is pulled"
-
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
@@ -87,11 +85,9 @@ def test_the_designed_files_load_as_they_are(folder):
     assert home.queue.wait == 300.0
     assert home.overload.in_flight is None
     assert loaded.notices == (
-        "config/router.yaml:8: replicas[0].kv_agent: has no effect in this version: no KV is pulled",
         "config/router.yaml:8: replicas[0].kv_events: has no effect in this version: "
         "what is cached is known from the router's own bookkeeping",
         "config/router.yaml:12: telemetry.trace_sample: has no effect in this version: no traces are sent",
-        f"policies/home.yaml:9: {NO_PULL}",
     )
 
 
@@ -424,7 +420,7 @@ def test_policies_other_than_home_and_the_queued_one_leave_the_order_to_the_engi
 
 
 def test_a_shadow_policy_is_loaded_like_any_other(folder):
-    write("own.yaml", "version: 1\npolicy: own\nstrategy: ring\nprice: {pull: {enabled: true}}\n")
+    write("own.yaml", "version: 1\npolicy: own\nstrategy: ring\nprice: {move: 0}\n")
     loaded = load_config(write("c.yaml", "version: 1\nshadow: own.yaml\n"))
     assert loaded.shadow is not None
     assert loaded.shadow.value.policy == "own"

@@ -31,10 +31,6 @@ def test_a_policy_without_keys_of_later_versions_has_no_notices(text):
     ("text", "expected"),
     [
         (
-            "strategy: priced\nprice: {pull: {enabled: true}}\n",
-            "p.yaml:2: price.pull: has no effect in this version: no KV is pulled",
-        ),
-        (
             "strategy: ring\nprice:\n  move: 0\n",
             "p.yaml:3: price.move: has no effect with strategy ring, which has no prices",
         ),
@@ -60,8 +56,6 @@ def test_each_replica_with_a_key_without_effect_is_named():
         "replicas:\n  - {kv_agent: a}\n  - {name: b}\n  - {kv_agent: c,\n     kv_events: d}\n"
         "telemetry: {otlp: x}\n"
     ) == [
-        "c.yaml:2: replicas[0].kv_agent: has no effect in this version: no KV is pulled",
-        "c.yaml:4: replicas[2].kv_agent: has no effect in this version: no KV is pulled",
         "c.yaml:5: replicas[2].kv_events: has no effect in this version: "
         "what is cached is known from the router's own bookkeeping",
         "c.yaml:6: telemetry.otlp: has no effect in this version: no traces are sent",

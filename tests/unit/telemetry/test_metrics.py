@@ -24,6 +24,7 @@ from router.core.strategies.ring import RingOnly
 from router.telemetry.access_log import access_log_metrics
 from router.telemetry.control import discovery_metrics, reload_metrics
 from router.telemetry.counters import Counters
+from router.telemetry.kv import kv_metrics
 from router.telemetry.log_file import LogFile
 from router.telemetry.metrics import Metrics
 from router.telemetry.shadow import shadow_metrics
@@ -157,6 +158,15 @@ def shadow() -> Shadow:
     return made
 
 
+class KvAgents:
+    def faults(self) -> dict[ReplicaId, str]:
+        return {A: "", B: "no answer"}
+
+
+class Prefetches:
+    started, hits, bytes, wasted_bytes = 4, 3, 1000, 200
+
+
 @pytest.fixture
 def metrics(counters: Counters) -> Metrics:
     fleet = Fleet(status(A, Report(1.0, 5.0, 6.0, 0.75, 800), 900), status(B, None))
@@ -179,6 +189,7 @@ def metrics(counters: Counters) -> Metrics:
             partial(access_log_metrics, log),
             partial(discovery_metrics, lambda: [FOUND]),
             partial(shadow_metrics, shadow()),
+            partial(kv_metrics, KvAgents(), Prefetches()),
         ],
         wall_ns=lambda: next(walls),
     )

@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.core.request import Chain
 from router.simulator.replay.segments import Segmenter
 
 
@@ -25,21 +26,21 @@ def test_a_prompt_that_changed_is_cut_anew_from_the_last_segment_that_is_whole()
     segmenter = Segmenter(0, 0, 64)
     segmenter.cut([1, 2], 0, 130)
     segmenter.cut([1, 2, 3, 4], 2, 260)
-    assert segmenter.cut([1, 2, 3, 9], 3, 256) == ((2, 9), (520, 1024), 1)
+    assert segmenter.cut([1, 2, 3, 9], 3, 256) == Chain((2, 9), (520, 1024), 1)
 
 
 def test_a_prompt_of_less_than_a_block_is_one_segment_of_its_session():
-    assert Segmenter(77, 0, 64).cut([], 0, 10) == ((77,), (40,), 1)
+    assert Segmenter(77, 0, 64).cut([], 0, 10) == Chain((77,), (40,), 1)
 
 
 def test_a_prompt_that_grows_by_less_than_a_block_keeps_its_last_segment():
     segmenter = Segmenter(0, 0, 64)
     segmenter.cut([1], 0, 70)
-    assert segmenter.cut([1], 1, 90) == ((1,), (360,), 1)
+    assert segmenter.cut([1], 1, 90) == Chain((1,), (360,), 1)
 
 
 def test_blocks_of_512_tokens_are_cut_in_twos():
-    assert Segmenter(0, 0, 512).cut([1, 2, 3], 0, 1600) == ((2, 3), (4096, 6400), 1)
+    assert Segmenter(0, 0, 512).cut([1, 2, 3], 0, 1600) == Chain((2, 3), (4096, 6400), 1)
 
 
 @given(

@@ -1,0 +1,106 @@
+"""When KV is sent ahead, and what became of it."""
+
+import asyncio
+
+from router.base.errors import ErrorKind, Refused
+from router.base.ids import OPEN_TENANT, ReplicaId, SessionKey
+from router.controlplane.kv_agents import Fetched
+from router.controlplane.prefetch import Prefetcher
+from router.core.decide import Decision, Kind
+from router.core.observe import Ended, Outcome
+from router.core.price import Pull
+from router.core.request import EMPTY_CHAIN, Turn
+
+A, B, C = (ReplicaId(name) for name in "abc")
+S = SessionKey("s")
+
+
+def decision(replica: ReplicaId, source: ReplicaId | None = None) -> Decision:
+    pull = Pull(source, 900, 0.1, 2.0, 0.9) if source is not None else None
+    return Decision(replica, Kind.HOME, "", "home", (), None, A, 1000, 0, 0, 0.0, pull=pull)
+
+
+class Engine:
+    def __init__(self, following: Decision | None, *, leaves: bool = True) -> None:
+        self.following = following
+        self.leaves = leaves
+
+    def will_leave(self, replica: ReplicaId) -> bool:
+        assert replica == A
+        return self.leaves
+
+    def decide(self, turn: Turn, now: float) -> Decision:
+        if self.following is None:
+            raise Refused(ErrorKind.NO_REPLICAS, "none")
+        return self.following
+
+
+class Agents:
+    def __init__(self) -> None:
+        self.asked: list[tuple[object, ...]] = []
+        self.released: list[tuple[str, SessionKey]] = []
+
+    async def prefetch(self, *wish: object) -> Fetched:
+        self.asked.append(wish)
+        return Fetched(8, 4096, "done")
+
+    def release(self, label: str, session: SessionKey) -> None:
+        self.released.append((label, session))
+
+
+def turn(session: SessionKey | None = S, *, last: bool = False) -> Turn:
+    return Turn("/v1/chat/completions", "m", OPEN_TENANT, session, "x-session-id", EMPTY_CHAIN, last=last)
+
+
+def ended(of: Turn, outcome: Outcome = Outcome.COMPLETED) -> Ended:
+    return Ended(of, decision(A), outcome, None, 0.1, 0.2, 1.0)
+
+
+def made(following: Decision | None, *, leaves: bool = True) -> tuple[Prefetcher, Agents]:
+    agents = Agents()
+    return Prefetcher(Engine(following, leaves=leaves), agents, lambda tenant: f"<{tenant}>"), agents
+
+
+async def test_kv_goes_ahead_to_where_the_next_turn_will_pull_it_to() -> None:
+    prefetcher, agents = made(decision(B, A))
+    prefetcher.on_ended(ended(turn()))
+    prefetcher.on_ended(ended(turn()))  # it is on its way
+    await asyncio.sleep(0)
+    assert agents.asked == [(B, f"<{OPEN_TENANT}>", S, (A,), 2.0)]
+    prefetcher.on_decision(turn(), decision(B))
+    assert (prefetcher.started, prefetcher.hits, prefetcher.bytes, prefetcher.wasted_bytes) == (1, 1, 4096, 0)
+    await prefetcher.close()
+
+
+async def test_what_went_to_another_place_than_the_turn_is_wasted() -> None:
+    prefetcher, _ = made(decision(B, A))
+    prefetcher.on_ended(ended(turn()))
+    await asyncio.sleep(0)
+    prefetcher.on_decision(turn(), decision(C))
+    assert (prefetcher.hits, prefetcher.wasted_bytes) == (0, 4096)
+    await prefetcher.close()
+
+
+async def test_nothing_goes_where_it_would_not_pay() -> None:
+    for following, leaves, over in (
+        (decision(B, A), False, ended(turn())),
+        (decision(B), True, ended(turn())),
+        (decision(A, B), True, ended(turn())),
+        (None, True, ended(turn())),
+        (decision(B, A), True, ended(turn(None))),
+        (decision(B, A), True, ended(turn(), Outcome.DIED)),
+    ):
+        prefetcher, agents = made(following, leaves=leaves)
+        prefetcher.on_ended(over)
+        await asyncio.sleep(0)
+        assert (agents.asked, prefetcher.started) == ([], 0)
+
+
+async def test_a_session_that_is_over_is_released() -> None:
+    prefetcher, agents = made(decision(B, A))
+    prefetcher.on_ended(ended(turn()))
+    await asyncio.sleep(0)
+    prefetcher.on_ended(ended(turn(last=True)))
+    assert agents.released == [(f"<{OPEN_TENANT}>", S)]
+    assert prefetcher.wasted_bytes == 4096
+    await prefetcher.close()
