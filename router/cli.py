@@ -180,6 +180,7 @@ def _engine(arguments: argparse.Namespace) -> int:
         max_num_seqs=arguments.max_num_seqs,
         batch_tokens=arguments.batch_tokens,
         time_scale=arguments.time_scale,
+        kv_events=arguments.kv_events,
     )
 
     def ready(url: str) -> None:
@@ -414,6 +415,13 @@ def _parser() -> argparse.ArgumentParser:
     engine.add_argument("--batch-tokens", type=int, default=8192, metavar="N", help="tokens a step")
     engine.add_argument(
         "--time-scale", type=float, default=1.0, metavar="X", help="simulated seconds a real second"
+    )
+    engine.add_argument(
+        "--kv-events",
+        type=_port,
+        default=0,
+        metavar="PORT",
+        help="publish KV events over ZMQ, and replay them on the tenth port above it; 0 = none",
     )
     engine.set_defaults(run=_engine)
 

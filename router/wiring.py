@@ -19,6 +19,7 @@ from router.controlplane.admin import AdminServer, AdminSources
 from router.controlplane.certificate import certificate_watch
 from router.controlplane.discovery import Discovery, Source
 from router.controlplane.kv_agents import AgentAddress, KvAgents
+from router.controlplane.kv_feed import KvFeeds
 from router.controlplane.prefetch import Prefetcher
 from router.controlplane.probe import Prober, ProbeTiming
 from router.controlplane.reload import Read, Reloader
@@ -48,7 +49,7 @@ from router.settings.sources import files_of
 from router.telemetry.access_log import AccessLog, access_log_metrics
 from router.telemetry.bill import bill
 from router.telemetry.breaks import break_fields, session_breaks
-from router.telemetry.control import discovery_metrics, reload_metrics
+from router.telemetry.control import discovery_metrics, feed_metrics, reload_metrics
 from router.telemetry.counters import Counters
 from router.telemetry.fanout import Fanout
 from router.telemetry.health_log import HealthLog
@@ -129,6 +130,7 @@ class Router:
             ),
         )
         self.discovery = Discovery(self.clock, self._set_replicas, self.engine.has_turns)
+        self.feeds = KvFeeds(self.engine)
         # Whoever tells the engine of replicas tells the shadow, too.
         self._fleet = (
             Mirror(self.engine, self.shadow, _shadow_failed) if self.shadow is not None else self.engine
@@ -153,6 +155,7 @@ class Router:
             partial(reload_metrics, self.reloader),
             partial(discovery_metrics, self.discovery.status),
             partial(kv_metrics, self.kv_agents, self.prefetcher),
+            partial(feed_metrics, self.feeds.status),
         ]
         if self.access_log is not None:
             sections.append(partial(access_log_metrics, self.access_log))
@@ -176,6 +179,7 @@ class Router:
                 explain=self.explain,
                 reloads=self.reloader,
                 discovery=self.discovery.status,
+                feeds=self.feeds.status,
                 session=lambda key, now: session_breaks(self.chains, key, now),
                 shadow=partial(shadow_fields, self.shadow) if self.shadow is not None else None,
                 stopping=lambda: self.dataplane.stopping,
@@ -263,6 +267,7 @@ class Router:
         self._prober.configure(_probe_timing(self.config), keys, tls)
         if self._probing:
             self._prober.set_replicas()
+            self.feeds.set_replicas(specs)
             self._listen_to_agents()
 
     def _listen_to_agents(self) -> None:
@@ -287,6 +292,7 @@ class Router:
             self._probing = True
             self.discovery.set_sources(self._sources(self.reloader.settings))
             await self.discovery.first_answers(_FIRST_ROUND_S)
+            self.feeds.set_replicas(listed.spec for listed in self.discovery.fleet)
             self._listen_to_agents()
         return await self._prober.first_round(_FIRST_ROUND_S)
 
@@ -314,6 +320,7 @@ class Router:
         await self.dataplane.close(grace_s, succeeded=self.succession.handed_over.is_set())
         await self.succession.leave()
         await self.discovery.close()
+        await self.feeds.close()
         await self.prefetcher.close()
         await self.kv_agents.close()
         await self._prober.close()

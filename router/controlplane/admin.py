@@ -24,6 +24,7 @@ from router.base.system import system_words
 from router.controlplane.answers import Problem, decode, json_answer, proper_answers, read_body, read_limit
 from router.controlplane.discovery import SourceStatus
 from router.controlplane.guard import Caller, Guard, is_loopback
+from router.controlplane.kv_feed import FeedStatus
 from router.controlplane.ports import AdministeredFleet
 from router.controlplane.reload import Outcome, Reload
 from router.core.fleet import ReplicaStatus
@@ -49,6 +50,7 @@ _PAGE: Final = """\
 <li><a href="/readyz">Ready?</a></li>
 <li><a href="/api/replicas">Replicas</a></li>
 <li><a href="/api/discovery">Discovery</a></li>
+<li><a href="/api/kv-events">KV events</a></li>
 <li><a href="/api/sessions">Sessions</a></li>
 <li><a href="/api/decisions">Decisions</a></li>
 <li><a href="/api/policy">Policy</a></li>
@@ -114,6 +116,8 @@ class AdminSources:
     reloads: Reloads
     discovery: Callable[[], Sequence[SourceStatus]] = tuple
     """The sources that replicas are found by."""
+    feeds: Callable[[], Sequence[FeedStatus]] = tuple
+    """The KV events that are followed."""
     session: Callable[[SessionKey, float], Mapping[str, object]] = lambda _key, _now: {}
     """What else is known of a session, by its key in the table and at a time."""
     shadow: Callable[[int], Mapping[str, object]] | None = None
@@ -209,6 +213,7 @@ class AdminServer:
         routes.add_get("/api/replicas", self._replicas)
         routes.add_post("/api/replicas/{name}/drain", self._drain)
         routes.add_get("/api/discovery", self._discovery)
+        routes.add_get("/api/kv-events", self._kv_events)
         routes.add_get("/api/sessions", self._sessions)
         routes.add_delete("/api/sessions/{key}", self._end_session)
         routes.add_get("/api/decisions", self._decisions)
@@ -247,6 +252,9 @@ class AdminServer:
 
     async def _discovery(self, _request: web.Request) -> web.Response:
         return json_answer({"sources": [status._asdict() for status in self._sources.discovery()]})
+
+    async def _kv_events(self, _request: web.Request) -> web.Response:
+        return json_answer({"feeds": [status._asdict() for status in self._sources.feeds()]})
 
     async def _drain(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]

@@ -43,6 +43,7 @@ from router.core.prefix import PrefixIndex
 from router.core.pullbook import PullBook, Pulled
 from router.core.queue import TURN_TOKENS, Chosen, Held, TurnQueue, due_at
 from router.core.request import Turn
+from router.core.residency import Residency
 from router.core.retry import RetryBudget
 from router.core.ring import Ring
 from router.core.session import Session, SessionTable
@@ -116,6 +117,8 @@ class Engine:
         self._responses = StoredResponses()
         self._members: dict[ReplicaId, Member] = {}
         self._ordered: tuple[Member, ...] = ()
+        self._followed = 0
+        """Replicas whose KV events are followed."""
         self._agents: tuple[Member, ...] = ()
         """Those that have a KV agent; none where nothing is pulled."""
         self._targets: frozenset[ReplicaId] = frozenset()
@@ -644,6 +647,13 @@ class Engine:
                     f"every replica for this turn is at the policy's limit of {limit} turns in flight",
                     retry_after_s=1.0,
                 )
+        known: dict[ReplicaId, int] | None = None
+        moved: ReplicaId | None = None
+        if self._followed and turn.session is not None:
+            known = _resident(turn.session, members)
+            moved = _elsewhere(known, home, session.resident_tokens if session is not None else 0)
+            if moved is not None:
+                home, home_cached = moved, -1
         candidates = []
         for member in members:
             if member.due:
@@ -664,14 +674,23 @@ class Engine:
             else:
                 cached = 0
             reloaded = 0
-            if cached:
+            if known is not None and replica in known:
+                # Where the prompt goes on from the session's last, all that lies there is found; where it
+                # does not, no more than what it shares with it.
+                resident = known[replica]
+                goes_on = session is None or replica == moved or (replica == home and home_cached >= 0)
+                if goes_on or resident < cached:
+                    cached = resident
+                if cached > prompt_tokens:
+                    cached = prompt_tokens
+            elif cached:
                 trust = member.delivery.trust
                 if trust != 1.0:
                     cached = int(cached * trust)
-                if member.reach != member.shelf:
-                    near = depths.get(member.shelf, 0)
-                    if near < depths.get(member.reach, 0):
-                        reloaded = max(0, cached - int(ends[near - 1] * ratio)) if near else cached
+            if cached and member.reach != member.shelf:
+                near = depths.get(member.shelf, 0)
+                if near < depths.get(member.reach, 0):
+                    reloaded = max(0, cached - int(ends[near - 1] * ratio)) if near else cached
             curve = member.learned.curve
             wait_s = member.wait_s(now) if member.prefilling else 0.0
             if member.strangers_waiting:
@@ -994,6 +1013,7 @@ class Engine:
             member.settle()
         self._ordered = tuple(self._members[replica] for replica in sorted(self._members))
         self._ready.clear()
+        self._count_followed()
         if self._pullbook is not None:
             self._agents = tuple(member for member in self._ordered if member.spec.kv_agent)
         self._set_targets()
@@ -1078,6 +1098,23 @@ class Engine:
         member.settle()
         self._ready.clear()
 
+    def follow(self, replica: ReplicaId, residency: Residency | None) -> None:
+        """Go by what a replica's events say of its cache, kept up to date by whoever calls; `None` = no
+        longer, bookkeeping goes on. Unknown replicas are ignored."""
+        if (member := self._members.get(replica)) is not None:
+            member.residency = residency
+            self._count_followed()
+
+    def cache_cleared(self, replica: ReplicaId) -> None:
+        """Its cache is empty, though its process is the same."""
+        if (member := self._members.get(replica)) is not None:
+            self._close_shelves(member)
+            member.shelf = member.reach = self._index.open_shelf(None)
+            self._resize(member)
+
+    def _count_followed(self) -> None:
+        self._followed = sum(member.residency is not None for member in self._members.values())
+
     def end_session(self, key: SessionKey) -> bool:
         """Forget a session, with every model it used or, by the longer key that `sessions` shows, with one.
         Whether there was one."""
@@ -1095,6 +1132,7 @@ class Engine:
             self._sessions.working_set(member.id, epoch),
             Learned(self._plans[0].prefill_tokens_per_s),
         )
+        self._count_followed()
         self._resize(member)
         self._health(member, Restarted(), now)
         if self._observer is not None:
@@ -1287,3 +1325,27 @@ class Engine:
         self._observer = None
         if self._on_detach is not None:
             self._on_detach(error)
+
+
+def _resident(session: SessionKey, members: Iterable[Member]) -> dict[ReplicaId, int]:
+    """What lies of a session where, as far as replicas' own events say."""
+    found = {}
+    for member in members:
+        if member.residency is not None:
+            tokens = member.residency.tokens(session)
+            if tokens is not None:
+                found[member.id] = tokens
+    return found
+
+
+def _elsewhere(known: Mapping[ReplicaId, int], home: ReplicaId | None, at_home: int) -> ReplicaId | None:
+    """Who holds more of a session than its home does; `None` = home it is.
+
+    Another router gave it its last turns, or what we had at home is evicted. `at_home` counts where home's
+    own events do not say.
+    """
+    if not known:
+        return None
+    best = max(known, key=lambda replica: (known[replica], replica == home))
+    most = known.get(home, at_home) if home is not None else 0
+    return best if best != home and known[best] > most else None

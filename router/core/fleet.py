@@ -19,6 +19,10 @@ class ReplicaSpec:
     """What its host tier holds beyond the device, where the operator knows better than `/metrics`."""
     kv_agent: str | None = None
     """`host:port` of its KV agent: others can pull from it, and it from them. `None` = it has none."""
+    kv_events: str | None = None
+    """Where it publishes KV events, `tcp://host:port`; `None` = it does not."""
+    kv_replay: str | None = None
+    """Where it replays them."""
 
 
 class Report(NamedTuple):

@@ -13,6 +13,7 @@ from router.core.health import Event, HealthTracker, State, Transition
 from router.core.horizon import Horizon
 from router.core.learned import Learned
 from router.core.plan import QueueRules
+from router.core.residency import Residency
 from router.core.session import WorkingSet
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ class Member:
         "reach_tokens",
         "report",
         "report_at",
+        "residency",
         "restarts",
         "seats",
         "shelf",
@@ -124,6 +126,8 @@ class Member:
         """Healthy and not draining: may be chosen without asking its health any further."""
         self.draining = False
         """Given no further turns: an operator drained it, or it is leaving the fleet."""
+        self.residency: Residency | None = None
+        """Its cache by its own events; `None` while they are not followed."""
         self.drained = False
         self.leaving = False
         self.models: frozenset[str] | None = None
@@ -288,6 +292,7 @@ class Member:
         self.learned = learned
         self.held_share = 1.0
         self.working_set = working_set
+        self.residency = None
         self.restarts += 1
         self.delivery = Delivery()
         self.horizon = Horizon()

@@ -127,7 +127,9 @@ class Replica(Trust, Reached):
     kv_agent: RemoteAddress | None = None
     """Where its KV agent listens; `None` = it has none. The agent calls itself what the replica is called."""
     kv_events: EventsUrl | None = None
-    """Where it publishes KV events. Checked, and not used in this version."""
+    """Where it publishes KV events."""
+    kv_replay: EventsUrl | None = None
+    """Where it replays them."""
     role: Annotated[Literal["both"], BeforeValidator(_whole_role)] = "both"
     """Prefill and decode."""
 

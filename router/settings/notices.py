@@ -19,10 +19,6 @@ class Unused(NamedTuple):
 
 
 CONFIG: Final[Sequence[Unused]] = (
-    Unused(
-        ("replicas", "*", "kv_events"),
-        "has no effect in this version: what is cached is known from the router's own bookkeeping",
-    ),
     Unused(("telemetry", "otlp"), "has no effect in this version: no traces are sent"),
     Unused(
         ("telemetry", "trace_sample"),

@@ -406,7 +406,9 @@ class Api:
         record.prompt_tokens = length
         name = call.request.headers.get("X-Request-Id") or uuid.uuid4().hex
         facts = Facts(prefix + name, self.settings.model, int(time.time()), length, made)
-        return facts, self._job(body, prompt.tokens, made.tokens, len(made.pieces))
+        job = self._job(body, prompt.tokens, made.tokens, len(made.pieces))
+        session = call.request.headers.get("X-Session-ID") or body.get("session_id")
+        return facts, job._replace(session=str(session) if session else None)
 
     def _job(self, body: prompts.Body, prompt: bytes, generated: bytes, output_tokens: int) -> Job:
         start = tokens.root(self.settings.model, salt=str(body.get("cache_salt") or ""))

@@ -14,7 +14,7 @@ block holds one of those too, and frees it later.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from router.simulator.chains import shared_blocks
 from router.simulator.host import HostCache
@@ -32,10 +32,12 @@ class Match(NamedTuple):
 class Lease:
     """The blocks that one request holds. Made by `BlockCache.acquire`, ended by `release`."""
 
-    __slots__ = ("hashed", "hashes", "plain", "runs")
+    __slots__ = ("hashed", "hashes", "plain", "runs", "session")
 
-    def __init__(self, hashes: Sequence[int]) -> None:
+    def __init__(self, hashes: Sequence[int], session: str | None = None) -> None:
         self.hashes = hashes
+        self.session = session
+        """Whose request it is, for whoever listens."""
         self.runs: list[_Run] = []
         """In the chain's order, without a gap."""
         self.hashed = 0
@@ -89,10 +91,19 @@ class _Idle:
         run.ahead.behind, run.behind.ahead = run.behind, run.ahead
 
 
+class CacheListener(Protocol):
+    """Hears what becomes of the device's blocks."""
+
+    def stored(self, hashes: Sequence[int], parent: int | None, session: str | None) -> None: ...
+
+    def removed(self, hashes: Sequence[int]) -> None: ...
+
+
 class BlockCache:
     """Device blocks with their holders and an LRU over the free ones, and a host LRU behind it."""
 
     def __init__(self, blocks: int, host_blocks: int = 0) -> None:
+        self.listener: CacheListener | None = None
         self.total = blocks
         self._bare = blocks
         """Free blocks without a hash."""
@@ -140,9 +151,9 @@ class BlockCache:
                 break
         return Match(device, idle, self._host.match(hashes, device, limit))
 
-    def acquire(self, hashes: Sequence[int], limit: int) -> Lease:
+    def acquire(self, hashes: Sequence[int], limit: int, session: str | None = None) -> Lease:
         """Hold what the device has of the first `limit` blocks."""
-        lease = Lease(hashes)
+        lease = Lease(hashes, session)
         limit = min(limit, len(hashes))
         while lease.hashed < limit and (copies := self._copies.get(hashes[lease.hashed])) is not None:
             shared = shared_blocks(copies[0].hashes, hashes, lease.hashed, limit)
@@ -231,6 +242,8 @@ class BlockCache:
             self._cut(copies, shared)
             copies = self._copies[lease.hashes[lease.hashed]]
         run = _Run(copies[0].hashes.copy(), copies[0].parent, {lease})
+        if self.listener is not None:
+            self.listener.stored(run.hashes, run.parent, lease.session)
         copies.append(run)
         lease.runs.append(run)
         return shared
@@ -238,6 +251,8 @@ class BlockCache:
     def _add(self, lease: Lease, names: list[int]) -> None:
         """Name blocks that nobody has named."""
         last = lease.runs[-1] if lease.runs else None
+        if self.listener is not None:
+            self.listener.stored(names, None if last is None else last.hashes[-1], lease.session)
         parent = None
         if last is not None:
             parent = last.hashes[-1]
@@ -271,12 +286,16 @@ class BlockCache:
             if kept > 0:
                 evicted = run.hashes[kept:]
                 del run.hashes[kept:]
+                if self.listener is not None:
+                    self.listener.removed(evicted)
                 self._host.put(evicted)
             else:
                 self._forget(run, copies)
 
     def _forget(self, run: _Run, copies: list[_Run]) -> None:
         """Drop a run that nobody holds and whose blocks are taken."""
+        if self.listener is not None:
+            self.listener.removed(run.hashes)
         self._idle.remove(run)
         copies.remove(run)
         if copies:

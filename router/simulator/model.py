@@ -33,6 +33,8 @@ class Job(NamedTuple):
     pulled: int = 0
     """How many leading blocks are on their way here from elsewhere, as far as they are not here: `arrived`
     tells how many came. 0 = none."""
+    session: str | None = None
+    """Whose request it is, as KV events name it."""
 
 
 class FirstToken(NamedTuple):
@@ -511,7 +513,7 @@ class EngineModel:
         match = self.cache.match(seq.job.hashes, limit)
         if -(-seq.total // self._block) - match.device + match.idle > self.cache.free:
             return False
-        seq.lease = self.cache.acquire(seq.job.hashes, limit)
+        seq.lease = self.cache.acquire(seq.job.hashes, limit, seq.job.session)
         seq.ready = self._now
         if match.host:
             self.cache.reload(seq.lease, match.host)

@@ -14,6 +14,7 @@ from router.base.errors import HomingError
 from router.base.system import system_words
 from router.base.tasks import TaskOwner
 from router.simulator.api import Api, Record
+from router.simulator.events import KvEventPublisher
 from router.simulator.faults import Fault, FaultPlan
 from router.simulator.model import EngineModel
 from router.simulator.settings import ReplicaSettings
@@ -46,6 +47,7 @@ class SimulatedReplica:
         self._api: Api | None = None
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
+        self._events: KvEventPublisher | None = None
         self._tasks = TaskOwner()
 
     @property
@@ -102,6 +104,10 @@ class SimulatedReplica:
         """Begin a life: a cold cache and a new start time."""
         self._tasks = TaskOwner()
         self._api = Api(self.settings, self, keep=self._keep, faults=self._faults)
+        if self.settings.kv_events:
+            self._events = KvEventPublisher(self.host, self.settings.kv_events, self.settings.block_size)
+            self._events.start()
+            self._api.model.cache.listener = self._events
         # Cancelling the handler is how a client that leaves aborts its request.
         runner = web.AppRunner(
             self._api.application(), access_log=None, handler_cancellation=True, shutdown_timeout=1.0
@@ -117,6 +123,9 @@ class SimulatedReplica:
     async def kill(self) -> None:
         """End as a killed process does: connections break, nothing is finished. May be called again."""
         self._break_off()
+        if self._events is not None:
+            await self._events.close()
+            self._events = None
         await self._tasks.close()
         runner, self._runner = self._runner, None
         if runner is not None:

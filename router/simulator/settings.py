@@ -44,6 +44,8 @@ class ReplicaSettings:
     """Gigabits a second from host to device KV."""
     salts_messages: bool = True
     """Whether `/v1/messages` knows `cache_salt`: vLLM before 0.27 drops it there."""
+    kv_events: int = 0
+    """Port on which KV events are published, replayed on the tenth above it; 0 = none are."""
     kv_bytes_per_token: int = 163_840
     """KV bytes of one token over all layers."""
 

@@ -1,4 +1,4 @@
-"""Metrics of the control plane: settings that were put in force or refused, and where replicas are found."""
+"""Metrics of the control plane: settings that were put in force, sources of replicas, KV events."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -58,6 +58,69 @@ def discovery_metrics(sources: Callable[[], Sequence[DiscoveryStatus]], build: B
             "Times that a source could not find out.",
             "{fault}",
             [({"source": status.source}, status.faults) for status in statuses],
+        ),
+    ]
+
+
+class FeedStatus(Protocol):
+    """What metrics ask of one replica's KV events."""
+
+    @property
+    def replica(self) -> str: ...
+
+    @property
+    def live(self) -> bool: ...
+
+    @property
+    def batches(self) -> int: ...
+
+    @property
+    def gaps(self) -> int: ...
+
+    @property
+    def losses(self) -> int: ...
+
+    @property
+    def blocks(self) -> int: ...
+
+
+def feed_metrics(feeds: Callable[[], Sequence[FeedStatus]], build: Builder) -> list[Metric]:
+    """How well KV events are followed."""
+    statuses = feeds()
+
+    def each(read: Callable[[FeedStatus], int]) -> list[tuple[Mapping[str, str], float | None]]:
+        return [({"replica": status.replica}, read(status)) for status in statuses]
+
+    return [
+        build.gauge(
+            "homing_kv_feed_live",
+            "1 while a replica's KV events are followed, 0 while bookkeeping has to do.",
+            "1",
+            each(lambda status: int(status.live)),
+        ),
+        build.gauge(
+            "homing_kv_feed_blocks",
+            "Blocks that a replica's KV events say are there.",
+            "{block}",
+            each(lambda status: status.blocks),
+        ),
+        build.counter(
+            "homing_kv_feed_batches",
+            "Batches of a replica's KV events that were taken in.",
+            "{batch}",
+            each(lambda status: status.batches),
+        ),
+        build.counter(
+            "homing_kv_feed_gaps",
+            "Batches of a replica's KV events that were missing and asked for again.",
+            "{batch}",
+            each(lambda status: status.gaps),
+        ),
+        build.counter(
+            "homing_kv_feed_losses",
+            "Times that what a replica's KV events had said was let go.",
+            "{loss}",
+            each(lambda status: status.losses),
         ),
     ]
 

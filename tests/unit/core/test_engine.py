@@ -16,6 +16,7 @@ from router.core.plan import Overload, Plan, PullRules, QueueRules, Retry, Sessi
 from router.core.pullbook import PullBook, Pulled
 from router.core.queue import TURN_TOKENS, Held
 from router.core.request import EMPTY_CHAIN, Chain, Turn
+from router.core.residency import Residency
 from router.core.strategies.least_loaded import LeastLoaded
 from router.core.strategies.priced import Priced
 from router.core.strategies.ring import RingOnly
@@ -1396,3 +1397,81 @@ def test_nothing_is_pulled_from_a_replica_that_is_down() -> None:
     of.probe_failed(home, "gone", 2.0)
     of.probe_failed(home, "gone", 3.0)
     assert of.admit(long("s", 324), 4.0).decision.pull is None
+
+
+# --- what replicas' own events say --------------------------------------------------------------------
+
+
+def resident(session: str, blocks: int) -> Residency:
+    made = Residency()
+    made.stored(list(range(1, blocks + 1)), None, 16, SessionKey(session))
+    return made
+
+
+def cached(decision: Decision) -> dict[str, int]:
+    return {candidate.replica: candidate.cached_tokens for candidate in decision.candidates}
+
+
+def test_a_session_that_another_router_placed_is_at_home_where_its_blocks_lie() -> None:
+    of = engine("a", "b", "c")
+    of.follow(B, resident("s", 50))
+    decision = of.decide(turn("s", 1, 2), 1.0)
+    assert (decision.kind, decision.replica, cached(decision)) == (Kind.HOME, B, {"a": 0, "b": 800, "c": 0})
+
+
+def test_what_a_replica_has_evicted_is_not_expected_there() -> None:
+    of = engine("a", "b")
+    home = play(of, turn("s", 1, 2), 0.0, prompt=2000, reply=48).replica
+    assert cached(of.decide(turn("s", 1, 2, 3), 1.0))[home] == 2048
+    events = resident("s", 128)
+    of.follow(home, events)
+    assert cached(of.decide(turn("s", 1, 2, 3), 1.0))[home] == 2048
+    events.removed(range(101, 129))
+    assert cached(of.decide(turn("s", 1, 2, 3), 1.0))[home] == 1600
+
+
+def test_a_prompt_that_was_changed_finds_no_more_than_it_shares() -> None:
+    of = engine("a", "b")
+    home = play(of, turn("s", 1, 2, 3), 0.0, prompt=3000).replica
+    of.follow(home, resident("s", 180))
+    assert cached(of.decide(turn("s", 1, 9, 8), 1.0))[home] == 1000
+
+
+def test_a_session_that_another_router_moved_is_followed() -> None:
+    of = engine("a", "b")
+    home = play(of, turn("s", 1, 2), 0.0, prompt=2000).replica
+    other = A if home == B else B
+    of.follow(home, resident("s", 120))
+    of.follow(other, resident("s", 200))
+    decision = of.decide(turn("s", 1, 2, 3), 1.0)
+    assert (decision.home, decision.replica, decision.kind) == (other, other, Kind.HOME)
+
+
+def test_a_feed_that_is_lost_leaves_bookkeeping_as_it_was() -> None:
+    of = engine("a", "b")
+    home = play(of, turn("s", 1, 2), 0.0, prompt=2000, reply=48).replica
+    before = of.decide(turn("s", 1, 2, 3), 1.0)
+    of.follow(home, resident("s", 1))
+    of.follow(home, None)
+    of.follow(ReplicaId("nobody"), resident("s", 1))
+    assert of.decide(turn("s", 1, 2, 3), 1.0) == before
+
+
+def test_a_restarted_replica_is_not_believed_by_the_events_of_its_last_life() -> None:
+    of = engine("a", "b")
+    of.report(A, Report(start_time=100.0), 0.0)
+    of.follow(A, resident("s", 50))
+    of.report(A, Report(start_time=200.0), 1.0)
+    assert cached(of.decide(turn("s", 1, 2), 2.0))["a"] == 0
+
+
+def test_a_cache_that_was_cleared_is_empty_and_keeps_its_stored_responses() -> None:
+    of = engine("a", "b")
+    ticket = of.admit(turn("s", 1, 2), 0.0)
+    ticket.first_byte(0.1)
+    of.stored(OPEN_TENANT, "resp", ticket)
+    ticket.end(Outcome.COMPLETED, 0.2, Usage(2000, 20, None))
+    home = ticket.decision.replica
+    of.cache_cleared(home)
+    assert cached(of.decide(turn("s", 1, 2, 3), 1.0))[home] == 0
+    assert of.decide(turn("t", 5, response_id="resp"), 1.0).replica == home

@@ -85,8 +85,6 @@ def test_the_designed_files_load_as_they_are(folder):
     assert home.queue.wait == 300.0
     assert home.overload.in_flight is None
     assert loaded.notices == (
-        "config/router.yaml:8: replicas[0].kv_events: has no effect in this version: "
-        "what is cached is known from the router's own bookkeeping",
         "config/router.yaml:12: telemetry.trace_sample: has no effect in this version: no traces are sent",
     )
 

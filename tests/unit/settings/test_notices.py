@@ -51,14 +51,9 @@ def test_a_config_without_keys_of_later_versions_has_no_notices(text):
     assert of_config(text) == []
 
 
-def test_each_replica_with_a_key_without_effect_is_named():
-    assert of_config(
-        "replicas:\n  - {kv_agent: a}\n  - {name: b}\n  - {kv_agent: c,\n     kv_events: d}\n"
-        "telemetry: {otlp: x}\n"
-    ) == [
-        "c.yaml:5: replicas[2].kv_events: has no effect in this version: "
-        "what is cached is known from the router's own bookkeeping",
-        "c.yaml:6: telemetry.otlp: has no effect in this version: no traces are sent",
+def test_a_key_without_effect_is_named_with_its_line():
+    assert of_config("replicas:\n  - {kv_agent: a, kv_events: b}\ntelemetry: {otlp: x}\n") == [
+        "c.yaml:3: telemetry.otlp: has no effect in this version: no traces are sent",
     ]
 
 

@@ -11,6 +11,7 @@ from router.base.clock import ManualClock
 from router.base.errors import ErrorKind
 from router.base.ids import ReplicaId, SessionKey
 from router.controlplane.discovery import SourceStatus
+from router.controlplane.kv_feed import FeedStatus
 from router.core.breaks import Cause
 from router.core.chain_watch import ChainWatch
 from router.core.decide import Decision, Kind
@@ -22,7 +23,7 @@ from router.core.request import Turn
 from router.core.shadow import Shadow
 from router.core.strategies.ring import RingOnly
 from router.telemetry.access_log import access_log_metrics
-from router.telemetry.control import discovery_metrics, reload_metrics
+from router.telemetry.control import discovery_metrics, feed_metrics, reload_metrics
 from router.telemetry.counters import Counters
 from router.telemetry.kv import kv_metrics
 from router.telemetry.log_file import LogFile
@@ -140,6 +141,7 @@ def counters(turn: Turn, decided: Callable[..., Decision], ended: Callable[..., 
     return counters
 
 
+FEED = FeedStatus(A, True, "", 9, 1, 0, 0, 500)
 FOUND = SourceStatus("dns", 3, "no answer", 5.0, 2)
 
 
@@ -190,6 +192,7 @@ def metrics(counters: Counters) -> Metrics:
             partial(discovery_metrics, lambda: [FOUND]),
             partial(shadow_metrics, shadow()),
             partial(kv_metrics, KvAgents(), Prefetches()),
+            partial(feed_metrics, lambda: [FEED]),
         ],
         wall_ns=lambda: next(walls),
     )
