@@ -2,9 +2,10 @@
 
     make engine-demo
 
-An agent's session lives on one replica. That one is drained, as before an upgrade; the next turn goes to the
-other, which pulls the session's KV from the first one's agent, and goes on nearly as fast as if it had always
-been there. Prints each turn: where it went, how long the first token took, and where its KV came from.
+An agent's session lives on one replica. That one is drained, as before an upgrade; the router prices the next
+turn at the other one as a pull, and gives it a signed hint along. The other fetches the session's KV from the
+first one's agent, and goes on nearly as fast as if it had always been there. Prints each turn: where it went,
+how long the first token took, and where its KV came from.
 """
 
 import json
@@ -22,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import random
 
 import httpx
-from support.real_engines import TREE, Replica, fleet, free_port, text
+from support.real_engines import SECRET, TREE, Replica, fleet, free_port, text
 
 TURNS = 6
 DRAINED_AFTER = 4
@@ -42,7 +43,11 @@ class Router:
                     "listen": f"127.0.0.1:{self.port}",
                     "admin": {"listen": f"127.0.0.1:{self.admin_port}"},
                     "policies": ["home"],
-                    "replicas": [{"name": name, "url": one.url} for name, one in replicas.items()],
+                    "replicas": [
+                        {"name": name, "url": one.url, "kv_agent": f"127.0.0.1:{one.agent.port}"}
+                        for name, one in replicas.items()
+                        if one.agent is not None
+                    ],
                 }
             )
         )
@@ -52,7 +57,12 @@ class Router:
                 [sys.executable, "-m", "router.cli", "serve", "-c", str(config)],
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "PYTHONPATH": str(TREE), "HOMING_ADMIN_TOKEN": self.token},
+                env={
+                    **os.environ,
+                    "PYTHONPATH": str(TREE),
+                    "HOMING_ADMIN_TOKEN": self.token,
+                    "HOMING_SECRET": SECRET,
+                },
             )
         self.client = httpx.Client(timeout=60)
         self._await_ready()
