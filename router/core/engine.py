@@ -651,9 +651,14 @@ class Engine:
         moved: ReplicaId | None = None
         if self._followed and turn.session is not None:
             known = _resident(turn.session, members)
+            if home_cached < 0 and home in known and session is not None and session.tail in hashes:
+                # It goes on from the last turn, though bookkeeping has let go of that turn's segments.
+                grown = ends[-1] - ends[hashes.index(session.tail)]
+                prompt_tokens = session.resident_tokens - session.reply_tokens + int(grown * ratio)
+                home_cached = 0
             moved = _elsewhere(known, home, session.resident_tokens if session is not None else 0)
             if moved is not None:
-                home, home_cached = moved, -1
+                home = moved
         candidates = []
         for member in members:
             if member.due:

@@ -1475,3 +1475,15 @@ def test_a_cache_that_was_cleared_is_empty_and_keeps_its_stored_responses() -> N
     of.cache_cleared(home)
     assert cached(of.decide(turn("s", 1, 2, 3), 1.0))[home] == 0
     assert of.decide(turn("t", 5, response_id="resp"), 1.0).replica == home
+
+
+def test_events_know_more_than_bookkeeping_that_has_let_go() -> None:
+    of = engine("a", "b")
+    for name in (A, B):
+        of.report(name, Report(start_time=1.0, kv_capacity_tokens=2500), 0.0)
+    home = play(of, turn("s", 1, 2), 0.0, prompt=2000, reply=48).replica
+    play(of, turn("t", 7, 8), 0.5, prompt=2000, reply=48, failed=(A if home == B else B,))
+    assert cached(of.decide(turn("s", 1, 2, 3), 1.0))[home] < 1024
+    of.follow(home, resident("s", 128))
+    decision = of.decide(turn("s", 1, 2, 3), 1.0)
+    assert (cached(decision)[home], decision.prompt_tokens) == (2048, 3000)
