@@ -27,7 +27,8 @@ from router.simulator.settings import ReplicaSettings
 _BLOCK = 64
 _SETTINGS = ReplicaSettings(
     block_size=_BLOCK,
-    kv_blocks=600_000 // _BLOCK,
+    # One block is never used.
+    kv_blocks=600_000 // _BLOCK + 1,
     host_kv_blocks=2_400_000 // _BLOCK,
     prefill_tps=12_000.0,
     max_model_len=600_000 // _BLOCK * _BLOCK,

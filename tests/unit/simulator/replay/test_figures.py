@@ -30,7 +30,8 @@ def test_figures_are_in_the_units_that_their_names_say():
         cached_tokens=250,
         moves=2,
         refused=1,
-        kinds=Counter(new=1, pull=4),
+        kinds=Counter(new=1, pull=3),
+        pulled=4,
         prefilled=[300, 100, 200],
     )
     result = figures(measured, left_out=7)
