@@ -74,7 +74,7 @@ def engine(*arguments: str) -> Iterator[str]:
 def router(*arguments: str) -> Iterator[tuple[Process, str, str]]:
     """A router on free ports: the process, the data port's URL, the admin port's."""
     with running("serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", *arguments) as process:
-        data = process.line(r"^homing \S+: (http://\S+) -> .*; admin (http://\S+)")
+        data = process.line(r"^homing \S+ \(\w+\): (http://\S+) -> .*; admin (http://\S+)")
         yield process, data[1], data[2]
 
 
