@@ -1350,7 +1350,7 @@ def pulling(*names: str) -> tuple[Engine, PullBook]:
     """An engine whose replicas all have KV agents."""
     book = PullBook(PullRules(seed_gbps=800.0))
     of = Engine([Plan(name="home", strategy=Priced())], rng=Random(1), pullbook=book)
-    of.set_replicas([ReplicaSpec(ReplicaId(n), f"http://{n}:1", kv_agent=True) for n in names], 0.0)
+    of.set_replicas([ReplicaSpec(ReplicaId(n), f"http://{n}:1", kv_agent=f"{n}:7710") for n in names], 0.0)
     for name in names:
         of.probe_passed(ReplicaId(name), 0.0)
     return of, book

@@ -246,13 +246,13 @@ def test_a_restart_a_drain_and_a_departure_are_told_to_both() -> None:
     assert not rig.errors
 
 
-def test_a_shadow_that_fails_is_left_out_and_routing_goes_on() -> None:
+def test_a_shadow_that_fails_is_left_out_and_routing_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(HOME, HOME)
 
     def fail(*_: object) -> None:
         raise ZeroDivisionError
 
-    rig.shadow._engine.probe_passed = fail  # type: ignore[method-assign]
+    monkeypatch.setattr(rig.shadow._engine, "probe_passed", fail)
     for _ in range(2):
         rig.mirror.probe_passed(NAMES[0], 1.0)
     assert [type(error) for error in rig.errors] == [ZeroDivisionError]
