@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 import yaml
 from support.fleet import fleet, words
 from support.kubernetes import api_server, endpoint
@@ -76,6 +77,7 @@ async def test_one_that_vanishes_for_a_moment_keeps_its_sessions():
 
 
 async def test_pods_of_a_cluster_are_replicas(tmp_path):
+    pytest.importorskip("kubernetes_asyncio")
     async with api_server() as cluster, SimulatedReplica(QUICK) as replica:
         port = int(replica.url.rpartition(":")[2])
         content = {
