@@ -5,9 +5,14 @@ from collections.abc import Callable, Mapping
 
 import pytest
 import uvloop
+from hypothesis import HealthCheck, settings
 
 import router
 from router.base.build import kind_of_build
+
+# How long an example takes is the machine's doing, and says nothing of what is tested.
+settings.register_profile("homing", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("homing")
 
 
 def pytest_report_header() -> str:

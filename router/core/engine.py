@@ -4,12 +4,12 @@ Everything it learns arrives as a method call with the time; everything it does 
 socket, reads no clock and keeps no task, so the proxy, the tests and the simulator run the same one.
 """
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from heapq import heappush
 from itertools import count
 from random import Random
-from typing import Final, NoReturn, TypeAlias
+from typing import Final, NoReturn
 
 from router.base.errors import ErrorKind, Refused
 from router.base.ids import OPEN_TENANT, ReplicaId, SessionKey, TenantId
@@ -41,7 +41,7 @@ from router.core.observe import FAILURES, NEUTRAL, Ended, HealthChange, Observer
 from router.core.plan import Plan
 from router.core.prefix import PrefixIndex
 from router.core.pullbook import PullBook, Pulled
-from router.core.queue import TURN_TOKENS, Chosen, Held, TurnQueue, due_at
+from router.core.queue import Chosen, Held, due_at
 from router.core.request import Turn
 from router.core.residency import Residency
 from router.core.retry import RetryBudget
@@ -49,23 +49,11 @@ from router.core.ring import Ring
 from router.core.session import Session, SessionTable
 from router.core.stored import Stored, StoredResponses
 from router.core.ticket import Ticket
+from router.core.waiting import Rank, Waiting
 
 # A replica that has not told its capacity is believed to hold this many tokens: a small 80 GiB card's
 # share for a mid-size model. Too high costs wrong predictions, too low forgets what is there.
 _UNKNOWN_CAPACITY_TOKENS: Final = 600_000
-
-# Held turns that are priced anew whenever turns are dispatched, whoever is next: what a replica holds, and
-# what others would have to wait for, changes meanwhile. More where a replica stands idle, which may mean that
-# a turn that waits for another had better go there.
-_REPRICED: Final = 2
-_REPRICED_IDLE: Final = 6
-
-# More than this many are not priced in one go: it would hold up other turns. Whoever is next then goes by its
-# last price, if that is recent or the replica would stand idle, or waits for the next time. A recent price is
-# not looked after, unless a replica stands idle: then one of just now is not.
-_REPRICED_MOST: Final = 8
-_RECENT_S: Final = 1.0
-_JUST_S: Final = 0.05
 
 # Models a fleet serves, adapters included. Beyond it, those used longest ago are learned again.
 _MAX_MODELS: Final = 1024
@@ -73,9 +61,6 @@ _MAX_MODELS: Final = 1024
 # Idle sessions are dropped so often and so many at once: more than can come in between.
 _EXPIRE_EVERY_S: Final = 0.05
 _EXPIRE_MOST: Final = 2048
-
-Rank: TypeAlias = tuple[float, float]
-"""What decides of a turn's place in the queue beside its work: since when it waits, and the ageing."""
 
 # Share of a pull that makes it one which succeeded.
 _CAME: Final = 0.8
@@ -124,9 +109,7 @@ class Engine:
         self._targets: frozenset[ReplicaId] = frozenset()
         self._ready: dict[str, list[Member]] = {}
         self._rings: dict[int, Ring] = {}
-        self._queue = TurnQueue()
-        self._repriced = 0
-        """Held turns priced anew in this round of dispatching, or the last."""
+        self._waiting = Waiting(self)
         self._expire_at = 0.0
         self._epochs = count()
         self._admitted = count()
@@ -198,7 +181,7 @@ class Engine:
         except Refused as refusal:
             if not failed:
                 # A turn that some replica had and failed is counted there: it was not refused.
-                self._refused(turn, refusal, now)
+                self.tell_refused(turn, refusal, now)
             raise
         if new:
             self._models[name] = model
@@ -246,43 +229,10 @@ class Engine:
         rules = self._plans[plan].queue
         if rules is None or not turn.computes or not turn.chain.hashes:
             return self.admit(turn, now, plan=plan)
-        name = turn.model
         if turn.response_id is not None:
-            turn, name = self._continued(turn)
-        queue = self._queue
+            turn = self._continued(turn)[0]
         lead_s = rules.leads_s[priority] if priority is not None else 0.0
-        try:
-            chosen = self._decide(turn, now, plan, (), self._model(name), (now - lead_s, rules.ageing))
-        except Refused as refusal:
-            self._refused(turn, refusal, now)
-            raise
-        decision, member, _ = chosen
-        missing = decision.prompt_tokens - decision.cached_tokens
-        if member.due:
-            member.pass_prefill(now)
-        if member.line is None and member.has_room(rules) and member.has_blocks(decision.prompt_tokens):
-            if queue:
-                queue.served(turn.tenant, missing + TURN_TOKENS)
-            member.sent(missing)
-            return self.admit(turn, now, plan=plan, chosen=chosen)
-        wait_s = rules.wait_s if wait_s is None else min(wait_s, rules.wait_s)
-        held = queue.hold(turn, plan, rules, chosen, now=now, lead_s=lead_s, wait_s=wait_s, size=size)
-        if held is None:
-            full = Refused(
-                ErrorKind.QUEUE_FULL,
-                f"{len(queue)} turns wait for a replica already, as many as the policy lets (queue.max,"
-                " queue.bytes); try again later",
-                retry_after_s=queue.retry_after_s(now),
-            )
-            self._refused(turn, full, now)
-            raise full
-        if queue.first(member, now) is not held:
-            return held
-        # Those before it do not fit.
-        queue.leave(held, now)
-        queue.served(turn.tenant, held.tokens)
-        member.sent(missing)
-        return self.admit(turn, now, plan=plan, chosen=chosen)
+        return self._waiting.enter(turn, now, plan=plan, rules=rules, lead_s=lead_s, wait_s=wait_s, size=size)
 
     def dispatch(self, now: float) -> tuple[list[tuple[Held, Ticket]], list[tuple[Held, Refused]]]:
         """The held turns that go to a replica now, and those that wait no longer and are refused.
@@ -290,109 +240,41 @@ class Engine:
         To be called when anything happened that may have made room: a first byte, an end, a report, a change
         of health, a departure from the queue, or the time of `wake_at`.
         """
-        queue = self._queue
-        went: list[tuple[Held, Ticket]] = []
-        refused: list[tuple[Held, Refused]] = []
-        retry_after_s = queue.retry_after_s(now)
-        for held in queue.pushed_out():
-            message = "the queue is full, and this turn's tenant has more in it than others; try again later"
-            refusal = Refused(ErrorKind.QUEUE_FULL, message, retry_after_s=retry_after_s)
-            refused.append((held, refusal))
-            self._gave_up(held, WaitEnd.PUSHED_OUT, refusal, now)
-        for held in queue.expired(now):
-            message = f"no replica had room for this turn within {now - held.arrived:.0f} s; try again later"
-            refusal = Refused(ErrorKind.QUEUE_EXPIRED, message, retry_after_s=retry_after_s)
-            refused.append((held, refusal))
-            self._gave_up(held, WaitEnd.EXPIRED, refusal, now)
-        if not queue:
-            return went, refused
-        self._repriced = 0
-        for member in queue.members:
-            if self._members.get(member.id) is not member or not member.takes_turns():
-                self._reprice(queue.standing(member), now, refused)
-        idle = any(member.line is None and not member.pending_tokens for member in self._ordered)
-        most, age_s = (_REPRICED_IDLE, _JUST_S) if idle else (_REPRICED, _RECENT_S)
-        self._reprice(queue.longest_unpriced(most, now - age_s), now, refused)
-        todo = deque(queue.members)
-        while todo:
-            member = todo.popleft()
-            if member.due:
-                member.pass_prefill(now)
-            pending = member.pending_tokens
-            sent = False
-            while (following := queue.first(member, now)) is not None:
-                held = following
-                if held.priced_at != now and self._repriced < _REPRICED_MOST:
-                    todo.extend(self._reprice((held,), now, refused))
-                    continue
-                if held.priced_at < now - _RECENT_S and (sent or member.pending_tokens):
-                    break
-                if not sent:
-                    sent = True
-                    member.horizon.refill(pending)
-                queue.leave(held, now)
-                queue.served(held.turn.tenant, held.tokens)
-                went.append((held, self._send(held, now)))
-        return went, refused
+        return self._waiting.dispatch(now)
 
     def leave(self, held: Held, now: float) -> None:
         """The client of a held turn has gone. Nothing happens where it waits no longer."""
-        if self._queue.leave(held, now):
-            turn, waited_s = held.turn, now - held.arrived
-            self._tell(lambda o: o.on_waited(turn, waited_s, WaitEnd.LEFT))
+        self._waiting.leave(held, now)
 
     def wake_at(self) -> float | None:
         """When `dispatch` may have something to do although nothing happens; `None` = never."""
-        at = self._queue.wake_at()
-        for member in self._queue.members:
-            if member.due and at is not None:
-                at = min(at, member.due[0][0])
-        return at
+        return self._waiting.wake_at()
 
     @property
     def held(self) -> int:
         """Turns that wait."""
-        return len(self._queue)
+        return len(self._waiting)
 
-    def _send(self, held: Held, now: float) -> Ticket:
-        decision, member, depth = held.chosen
-        turn, waited_s = held.turn, now - held.arrived
-        member.sent(decision.prompt_tokens - decision.cached_tokens)
-        decision = decision._replace(at=now, waited_s=waited_s)
-        self._tell(lambda o: o.on_waited(turn, waited_s, WaitEnd.DISPATCHED))
-        return self.admit(turn, now, plan=held.plan, chosen=(decision, member, depth))
+    def choose(self, turn: Turn, now: float, plan: int, rank: Rank) -> Chosen:
+        """Where a turn that may wait would go, as things are. Raises `Refused`. For `Waiting` to call, as are
+        those that follow."""
+        name = self._continued(turn)[1] if turn.response_id is not None else turn.model
+        return self._decide(turn, now, plan, (), self._model(name), rank)
 
-    def _reprice(
-        self, turns: Iterable[Held], now: float, refused: list[tuple[Held, Refused]]
-    ) -> list[Member]:
-        """Decide anew where they would go. Returns the replicas whose lines they changed to."""
-        queue = self._queue
-        joined = []
-        for held in turns:
-            turn, before = held.turn, held.chosen[1]
-            name = self._continued(turn)[1] if turn.response_id is not None else turn.model
-            held.priced_at = now
-            self._repriced += 1
-            try:
-                with queue.aside(held):
-                    held.chosen = self._decide(
-                        turn, now, held.plan, (), self._model(name), (held.since, held.rules.ageing)
-                    )
-            except Refused as refusal:
-                queue.leave(held, now)
-                refused.append((held, refusal))
-                self._gave_up(held, WaitEnd.NO_REPLICA, refusal, now)
-            else:
-                if held.chosen[1] is not before:
-                    joined.append(held.chosen[1])
-        return joined
+    def is_open(self, member: Member) -> bool:
+        """Whether it is in the fleet and given turns."""
+        return self._members.get(member.id) is member and member.takes_turns()
 
-    def _gave_up(self, held: Held, end: WaitEnd, refusal: Refused, now: float) -> None:
-        turn, waited_s = held.turn, now - held.arrived
+    def has_idle(self) -> bool:
+        """Whether a replica has nothing to prefill, and no turns that wait for it."""
+        return any(member.line is None and not member.pending_tokens for member in self._ordered)
+
+    def tell_waited(self, turn: Turn, waited_s: float, end: WaitEnd) -> None:
+        """A turn waits no longer."""
         self._tell(lambda o: o.on_waited(turn, waited_s, end))
-        self._refused(turn, refusal, now)
 
-    def _refused(self, turn: Turn, refusal: Refused, now: float) -> None:
+    def tell_refused(self, turn: Turn, refusal: Refused, now: float) -> None:
+        """No replica gets a turn, and none had it."""
         kind, message = refusal.kind, refusal.message
         self._tell(lambda o: o.on_refused(turn, kind, message, now))
 

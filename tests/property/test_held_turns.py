@@ -182,7 +182,7 @@ class HeldTurns(RuleBasedStateMachine):
             ticket.end(Outcome.CANCELLED, self.now)
         engine = self.engine
         assert (engine.held, engine.dispatch(self.now)) == (0, ([], []))
-        assert engine._queue.size == 0
+        assert engine._waiting._queue.size == 0
         for status in engine.replicas(self.now):
             assert (status.in_flight, status.pending_tokens, status.held) == (0, 0, 0)
         for member in engine._members.values():
