@@ -32,6 +32,10 @@ MODEL = "sim-model"
 QUICK = ReplicaSettings(time_scale=40.0)
 """A prompt of 4,000 tokens takes 12 ms, a reply of 50 tokens 25 ms."""
 
+_STAY = {"move": "1h"}
+# On a busy machine the replicas look slow, and leaving home for one that has less to do is then right. Tests
+# in which sessions are to leave by price say what leaving costs.
+
 NEVER = "1h"
 """Between two looks at a replica: no test lasts so long."""
 
@@ -247,9 +251,10 @@ def _write(
         listed.append(one)
     if keys:
         environ["HOMING_API_KEYS"] = ",".join(f"{tenant}={key}" for key, tenant in keys.items())
-    (folder / "home.yaml").write_text(
-        yaml.safe_dump({"version": 1, "policy": "home", "strategy": "priced", **policy})
-    )
+    whole = {"version": 1, "policy": "home", "strategy": "priced", **policy}
+    if whole["strategy"] == "priced":
+        whole.setdefault("price", _STAY)
+    (folder / "home.yaml").write_text(yaml.safe_dump(whole))
     path = folder / "router.yaml"
     path.write_text(
         yaml.safe_dump(

@@ -73,7 +73,7 @@ async def settled(plane: DataPlane) -> None:
     assert not plane._live_ids
 
 
-async def until(true: object, seconds: float = 3.0) -> None:
+async def until(true: object, seconds: float = 30.0) -> None:
     """Wait until `true()` holds; fails after `seconds`."""
     assert callable(true)
     deadline = asyncio.get_running_loop().time() + seconds
