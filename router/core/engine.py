@@ -150,6 +150,8 @@ class Engine:
         self._served += new
         self._deposited += new
         self._sessions.idle_s = max(plan.session.idle_s for plan in plans)
+        if self._pullbook is not None:
+            self._pullbook.follow(plans[0].pull)
         self._set_rings()
 
     # --- deciding -----------------------------------------------------------------------------------
@@ -266,8 +268,15 @@ class Engine:
         return self._members.get(member.id) is member and member.takes_turns()
 
     def has_idle(self) -> bool:
-        """Whether a replica has nothing to prefill, and no turns that wait for it."""
-        return any(member.line is None and not member.pending_tokens for member in self._ordered)
+        """Whether a replica that is given turns has nothing to prefill, and none that wait for it."""
+        return any(
+            member.line is None and not member.pending_tokens and member.takes_turns()
+            for member in self._ordered
+        )
+
+    def may_pull(self, source: ReplicaId, now: float) -> bool:
+        """Whether one more pull from there may begin."""
+        return self._pullbook is not None and self._pullbook.allows(source, now)
 
     def tell_waited(self, turn: Turn, waited_s: float, end: WaitEnd) -> None:
         """A turn waits no longer."""
@@ -751,8 +760,9 @@ class Engine:
     def ended(self, ticket: Ticket, outcome: Outcome, now: float, usage: Usage | None) -> None:
         """The ticket is over. For the ticket to call."""
         turn, member = ticket.turn, ticket.member
-        member.in_flight -= 1
-        member.kv_tokens -= ticket.kv_tokens
+        if ticket.of_this_life:
+            member.in_flight -= 1
+            member.kv_tokens -= ticket.kv_tokens
         self._pull_over(ticket, None, now)
         began = ticket.first_byte_at
         if began is not None and outcome is Outcome.COMPLETED and turn.stream and self._still_has(ticket):
@@ -798,7 +808,8 @@ class Engine:
         if not ticket.pull_sharing or pull is None or self._pullbook is None:
             return
         self._pullbook.end(pull.source, ticket.decision.replica, ticket.pull_sharing, pulled, now)
-        ticket.member.arriving_tokens -= pull.tokens
+        if ticket.of_this_life:
+            ticket.member.arriving_tokens -= pull.tokens
         ticket.pull_sharing = 0
 
     def _failed(self, ticket: Ticket, outcome: Outcome, now: float) -> None:
@@ -829,7 +840,7 @@ class Engine:
     def _still_has(self, ticket: Ticket) -> bool:
         """Whether the replica that was given the turn is still in the fleet, in the same life."""
         member = ticket.member
-        return member.epoch == ticket.epoch and self._members.get(member.id) is member
+        return ticket.of_this_life and self._members.get(member.id) is member
 
     def _delivered(self, ticket: Ticket, prompt_tokens: int, cached_tokens: int, now: float) -> None:
         """Hold what was believed of a replica's cache, and of its speed, against what it reports."""
@@ -880,6 +891,7 @@ class Engine:
             if spec is None or spec.url != member.spec.url:
                 self._close_shelves(member)
                 if self._pullbook is not None:
+                    # One whose URL changed keeps its name.
                     self._pullbook.forget(replica)
                 self._sessions.forget_replica(replica)
                 del self._members[replica]
@@ -903,6 +915,8 @@ class Engine:
         self._count_followed()
         if self._pullbook is not None:
             self._agents = tuple(member for member in self._ordered if member.spec.kv_agent)
+            pools = self._holdings.pools if self._holdings is not None else ()
+            self._pullbook.keep_only((*self._members, *pools))
         self._set_targets()
         self._set_rings()
 
@@ -974,9 +988,15 @@ class Engine:
         if self._holdings is None or self._pullbook is None:
             return
         self._holdings.lost(name)
-        if restarted:
-            self._pullbook.forget(name)
         self._set_targets()
+        if not restarted:
+            # Its replica may reach it all the same; whether it does shows in what the replica delivers.
+            return
+        self._pullbook.forget(name)
+        if (member := self._members.get(name)) is not None and member.agent_tokens is not None:
+            member.has_agent_for(None)
+            self._drop_reach(member)
+            self._resize(member)
 
     def drain(self, replica: ReplicaId, on: bool) -> None:
         """Give it no more turns, or give it turns again. Raises `KeyError` if it is unknown."""
@@ -1037,22 +1057,29 @@ class Engine:
         model = next((card.id for card in member.cards if card.id in self._models), "")
         tokens_per_byte = self._model(model).ratio.value
         share = member.delivery.share
-        reach = member.reach_tokens or capacity
-        if reach <= capacity:
-            self._index.resize(member.shelf, capacity * share / tokens_per_byte)
-            if member.reach != member.shelf:
-                self._index.close_shelf(member.reach)
-                member.reach = member.shelf
+        reach = member.reach_tokens
+        if reach is not None and reach <= capacity:
+            self._drop_reach(member)
+        if reach is None or reach <= capacity:
+            # One that has not told for once keeps what is believed of its host.
+            near = 1.0 if member.reach != member.shelf else share
+            self._index.resize(member.shelf, capacity * near / tokens_per_byte)
             return
         if member.reach == member.shelf:
             member.reach = self._index.open_shelf(None)
+            self._index.load(member.reach, self._index.dump(member.shelf))
         self._index.resize(member.shelf, capacity / tokens_per_byte)
         self._index.resize(member.reach, reach * share / tokens_per_byte)
 
-    def _close_shelves(self, member: Member) -> None:
-        self._index.close_shelf(member.shelf)
+    def _drop_reach(self, member: Member) -> None:
+        """Its host holds nothing."""
         if member.reach != member.shelf:
             self._index.close_shelf(member.reach)
+            member.reach = member.shelf
+
+    def _close_shelves(self, member: Member) -> None:
+        self._drop_reach(member)
+        self._index.close_shelf(member.shelf)
 
     # --- memory -------------------------------------------------------------------------------------
 

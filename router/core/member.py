@@ -229,9 +229,12 @@ class Member:
 
     def has_prefilled(self, turn: Prefilling, missing_tokens: int, now: float) -> None:
         """It has computed a turn's prompt."""
+        first = next(iter(self.prefilling)) is turn
         self.pending_tokens -= missing_tokens
         self.backlog_s -= self.prefilling.pop(turn)
-        self.since = now
+        if first:
+            # Whoever passed the first took nothing from what is done of it.
+            self.since = now
 
     def wait_s(self, now: float) -> float:
         """Until all that was sent there is prefilled. Of the first of it, as much is done as time has passed
@@ -268,13 +271,15 @@ class Member:
         return wait_s
 
     def has_agent_for(self, tokens: int | None) -> None:
-        """Its KV agent can hold so many tokens."""
+        """Its KV agent can hold so many tokens; `None` = it has none, or none that has told."""
         self.agent_tokens = tokens
         self._take_capacity()
 
     def configure(self, spec: ReplicaSpec) -> None:
         """The operator's word on it may have changed."""
         self.spec = spec
+        if spec.kv_agent is None:
+            self.agent_tokens = None
         self._take_capacity()
 
     def looked_at(self) -> None:
@@ -294,6 +299,15 @@ class Member:
         self.working_set = working_set
         self.residency = None
         self.restarts += 1
+        # The turns of the old life died with it, whenever we hear of that. Their tickets are of its epoch
+        # and take nothing from these figures.
+        self.in_flight = 0
+        self.kv_tokens = 0
+        self.arriving_tokens = 0
+        self.pending_tokens = 0
+        self.prefilling = {}
+        self.backlog_s = 0.0
+        self.due = []
         self.delivery = Delivery()
         self.horizon = Horizon()
         self._forget_load()
@@ -368,11 +382,15 @@ class Member:
             pending += min(others * self.missing_tokens, _MOST_TO_OTHERS * horizon)
         return pending < horizon
 
+    def fitting_tokens(self) -> float | None:
+        """The longest prompt that fits the KV that is free there. `None` where any may go: nothing is known
+        of its KV, or nothing of ours is in the way whose end could be waited for."""
+        return self.free_tokens() if self.kv_tokens else None
+
     def has_blocks(self, prompt_tokens: int) -> bool:
-        """Whether a prompt fits the KV that is free there, as far as is known; one that nothing of ours is
-        in the way of need not wait for it."""
-        free = self.free_tokens()
-        return free is None or not self.kv_tokens or prompt_tokens <= free
+        """Whether a prompt fits."""
+        most = self.fitting_tokens()
+        return most is None or prompt_tokens <= most
 
     def sent(self, missing_tokens: int) -> None:
         """A turn that could have been held is on its way there."""

@@ -3,7 +3,7 @@
 The engine's. Knows no transport: it is told when a pull begins and how it ended, and answers with values.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -44,8 +44,8 @@ class PullBook:
 
     def __init__(self, rules: PullRules) -> None:
         self._rules = rules
-        byte_s = _BITS / (rules.seed_gbps * _GIGA)
-        self._seed = (_SEED_START_S, byte_s)
+        self._seed = _seed_of(rules)
+        self._names: frozenset[ReplicaId] | None = None
         self._links: dict[tuple[ReplicaId, ReplicaId], Link] = {}
         # Copied when anything is learned, so that whoever has it may keep it.
         self._known: MappingProxyType[tuple[ReplicaId, ReplicaId], tuple[float, float]] = MappingProxyType({})
@@ -54,22 +54,40 @@ class PullBook:
         self._inbound: MappingProxyType[ReplicaId, int] = MappingProxyType({})
         self._token_bytes = Scale(_SEED_TOKEN_BYTES, least=_LEAST_TOKEN_BYTES, most=_MOST_TOKEN_BYTES)
 
+    def follow(self, rules: PullRules) -> None:
+        """Go by other rules from now on. What was learned stays."""
+        if not self._known:
+            self._seed = _seed_of(rules)
+        self._rules = rules
+
+    def keep_only(self, names: Iterable[ReplicaId]) -> None:
+        """These are all replicas and pools that there are. What is known of others is forgotten, and what is
+        told of them from now on is not kept."""
+        there = self._names = frozenset(names)
+        for gone in [name for name in self._records if name not in there]:
+            del self._records[gone]
+        self._forget_links(lambda name: name not in there)
+
+    def allows(self, source: ReplicaId, now: float) -> bool:
+        """Whether one more pull from there may begin: it is within its budget, and its breaker is closed."""
+        if self._outbound and not self._known:
+            # One at a time until the first has shown what a path carries.
+            return False
+        if self._outbound.get(source, 0) >= self._rules.per_source or not self._is_there(source):
+            return False
+        record = self._records.get(source)
+        return record is None or record.allows(now)
+
     def view(
         self, held: Iterable[tuple[ReplicaId, int]], targets: frozenset[ReplicaId], now: float
     ) -> Pulls | None:
         """What a turn may be told of pulls, of whose prompt `held` have so many tokens; `None` where there is
         nobody to pull from."""
-        if self._outbound and not self._known:
-            # One at a time until the first has shown what a path carries.
-            return None
         sources = []
         for replica, tokens in held:
-            pulls = self._outbound.get(replica, 0)
-            if pulls >= self._rules.per_source:
-                continue
-            record = self._records.get(replica) or self._record(replica)
-            if record.allows(now):
-                sources.append(Source(replica, tokens, pulls, record.chance))
+            if self.allows(replica, now):
+                chance = self._record(replica).chance
+                sources.append(Source(replica, tokens, self._outbound.get(replica, 0), chance))
         if not sources:
             return None
         return Pulls(tuple(sources), targets, self._inbound, self._known, self._seed, self._token_bytes.value)
@@ -99,6 +117,8 @@ class PullBook:
         self._carried((source, target), pulled.size * sharing, pulled.seconds)
 
     def _carried(self, pair: tuple[ReplicaId, ReplicaId], size: float, seconds: float) -> None:
+        if not (self._is_there(pair[0]) and self._is_there(pair[1])):
+            return
         link = self._links.get(pair)
         if link is None:
             link = self._links[pair] = Link(1.0 / self._seed[1], self._seed[0])
@@ -122,15 +142,26 @@ class PullBook:
     def forget(self, replica: ReplicaId) -> None:
         """It left the fleet, or is another process: what was learned of it is void."""
         self._records.pop(replica, None)
-        self._links = {pair: link for pair, link in self._links.items() if replica not in pair}
-        self._known = MappingProxyType(
-            {pair: known for pair, known in self._known.items() if replica not in pair}
-        )
+        self._forget_links(lambda name: name == replica)
+
+    def _forget_links(self, is_gone: Callable[[ReplicaId], bool]) -> None:
+        gone = [pair for pair in self._links if is_gone(pair[0]) or is_gone(pair[1])]
+        if gone:
+            for pair in gone:
+                del self._links[pair]
+            self._known = MappingProxyType(
+                {pair: known for pair, known in self._known.items() if pair in self._links}
+            )
+
+    def _is_there(self, name: ReplicaId) -> bool:
+        return self._names is None or name in self._names
 
     def _record(self, replica: ReplicaId) -> PullRecord:
         record = self._records.get(replica)
         if record is None:
-            record = self._records[replica] = PullRecord()
+            record = PullRecord()
+            if self._is_there(replica):
+                self._records[replica] = record
         return record
 
     def _change_inbound(self, target: ReplicaId, by: int) -> None:
@@ -139,3 +170,8 @@ class PullBook:
         if not inbound[target]:
             del inbound[target]
         self._inbound = MappingProxyType(inbound)
+
+
+def _seed_of(rules: PullRules) -> tuple[float, float]:
+    """What a path is taken for of which nothing is known: seconds to begin, and seconds a byte."""
+    return _SEED_START_S, _BITS / (rules.seed_gbps * _GIGA)

@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush, merge
 from itertools import count, islice, takewhile
 from math import exp
 from typing import Final, TypeAlias
@@ -41,6 +41,9 @@ _MAX_TENANTS: Final = 1024
 _RATE_WINDOW_S: Final = 15.0
 
 _MAX_RETRY_AFTER_S: Final = 300.0
+
+# Deadlines of turns that have left, beyond as many as turns wait, before they are cleared away.
+_SPARE_DEADLINES: Final = 64
 
 
 Chosen: TypeAlias = tuple[Decision, Member, int]
@@ -155,6 +158,10 @@ class Line:
         del self._prompts[at]
         self.tokens -= held.tokens
 
+    def shortest(self) -> int:
+        """Tokens of the shortest prompt. Raises `ValueError` where nobody waits."""
+        return min(self._prompts)
+
     def ahead(self, due: float) -> tuple[int, int]:
         """Tokens of those that are due before: missing ones, and those of their whole prompts."""
         at = bisect_left(self._dues, (due,))
@@ -233,12 +240,13 @@ class TurnQueue:
         Where one has, the last of its turns are pushed out. `size`: bytes of the turn's body. `lead_s`: how
         much longer it counts as having waited.
         """
-        while len(self._held) >= rules.most or self.size + size > rules.most_bytes:
-            last = self._last_of_largest(turn.tenant, rules, size)
-            if last is None:
+        if len(self._held) >= rules.most or self.size + size > rules.most_bytes:
+            in_the_way = self._in_the_way(turn.tenant, rules, size)
+            if in_the_way is None:
                 return None
-            self.leave(last, now)
-            self._pushed_out.append(last)
+            for last in in_the_way:
+                self.leave(last, now)
+                self._pushed_out.append(last)
         held = Held(
             turn,
             plan,
@@ -272,6 +280,10 @@ class TurnQueue:
         if not share.turns:
             del self._shares[tenant]
         self.size -= held.size
+        if len(self._deadlines) > _SPARE_DEADLINES + 2 * len(self._held):
+            # Most turns leave long before their time is up.
+            self._deadlines = [entry for entry in self._deadlines if entry[2].waiting]
+            heapify(self._deadlines)
         self._left = self._left_lately(now) + 1.0
         self._left_at = now
         return True
@@ -320,16 +332,33 @@ class TurnQueue:
             member.line = None
         del self._held[held]
 
-    def _last_of_largest(self, tenant: TenantId, rules: QueueRules, size: int) -> Held | None:
-        """The last turn of the tenant with the largest share, where one more would not make it this one's."""
-        largest = max(self._shares, key=lambda name: self._shares[name].of(rules), default=tenant)
-        own = self._shares.get(tenant, _Share())
-        if largest == tenant or self._shares[largest].of(rules) <= _Share(own.turns + 1, own.size + size).of(
-            rules
-        ):
-            return None
-        lines = [line.tenants[largest] for line in self._lines.values() if largest in line.tenants]
-        return max(entries[-1] for entries in lines)[2]
+    def _in_the_way(self, tenant: TenantId, rules: QueueRules, size: int) -> list[Held] | None:
+        """Who has to go for one more turn of a tenant: each time the last of the tenant with the largest
+        share, while one more would not make that this one's. `None` where that does not make room."""
+        shares = {name: _Share(share.turns, share.size) for name, share in self._shares.items()}
+        own = shares.get(tenant, _Share())
+        wanted = _Share(own.turns + 1, own.size + size).of(rules)
+        turns, held_bytes = len(self._held), self.size
+        lasts: dict[TenantId, Iterator[_Entry]] = {}
+        going: list[Held] = []
+        while turns >= rules.most or held_bytes + size > rules.most_bytes:
+            largest = max(shares, key=lambda name: shares[name].of(rules), default=tenant)
+            if largest == tenant or shares[largest].of(rules) <= wanted:
+                return None
+            if largest not in lasts:
+                lasts[largest] = self._from_the_last(largest)
+            last = next(lasts[largest])[2]
+            going.append(last)
+            turns -= 1
+            held_bytes -= last.size
+            shares[largest].turns -= 1
+            shares[largest].size -= last.size
+        return going
+
+    def _from_the_last(self, tenant: TenantId) -> Iterator[_Entry]:
+        """A tenant's turns of all lines, the last due first."""
+        lines = [line.tenants[tenant] for line in self._lines.values() if tenant in line.tenants]
+        return merge(*map(reversed, lines), reverse=True)
 
     # --- who is next --------------------------------------------------------------------------------
 
@@ -338,21 +367,30 @@ class TurnQueue:
         line = member.line
         if line is None:
             return None
+        # None of these changes while one is looked for.
+        most = member.fitting_tokens()
+        if most is not None and line.shortest() > most:
+            return None
         first: Held | None = None
+        first_fits = False
         least = 0.0
+        rules: QueueRules | None = None
         room = False
         for tenant, entries in line.tenants.items():
             done = max(self._clock, self._done.get(tenant, 0.0))
             for due, _, held in entries:
-                if not member.has_room(held.rules):
+                if held.rules is not rules:
+                    rules = held.rules
+                    room = member.has_room(rules)
+                if not room:
                     break
-                fits = member.has_blocks(held.chosen[0].prompt_tokens)
+                fits = most is None or held.chosen[0].prompt_tokens <= most
                 if fits or due <= now:
                     if first is None or done + held.tokens < least:
                         first, least = held, done + held.tokens
-                        room = fits
+                        first_fits = fits
                     break
-        return first if first is not None and room else None
+        return first if first_fits else None
 
     def expired(self, now: float) -> list[Held]:
         """Take out those whose time is up."""

@@ -93,5 +93,11 @@ class Ticket:
     def prefilled(self, now: float) -> None:
         """The replica has computed the prompt."""
         if self.missing:
-            self.member.has_prefilled(self, self.missing, now)
+            if self.of_this_life:
+                self.member.has_prefilled(self, self.missing, now)
             self.missing = 0
+
+    @property
+    def of_this_life(self) -> bool:
+        """Whether the replica that has the turn has not begun another life since: else it counts no more."""
+        return self.member.epoch == self.epoch

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Final, Protocol, TypeAlias
 
 from router.base.errors import ErrorKind, Refused
+from router.base.ids import ReplicaId
 from router.core.member import Member
 from router.core.observe import WaitEnd
 from router.core.plan import QueueRules
@@ -44,6 +45,8 @@ class Desk(Protocol):
 
     def has_idle(self) -> bool: ...
 
+    def may_pull(self, source: ReplicaId, now: float) -> bool: ...
+
     def tell_waited(self, turn: Turn, waited_s: float, end: WaitEnd) -> None: ...
 
     def tell_refused(self, turn: Turn, refusal: Refused, now: float) -> None: ...
@@ -57,6 +60,8 @@ class Waiting:
         self._queue = TurnQueue()
         self._repriced = 0
         """Held turns priced anew in this round of dispatching, or the last."""
+        self._again_at: float | None = None
+        """When there was more to price than was priced in one go; `None` where there was not."""
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -127,23 +132,32 @@ class Waiting:
             refusal = Refused(ErrorKind.QUEUE_EXPIRED, message, retry_after_s=retry_after_s)
             refused.append((held, refusal))
             self._gave_up(held, WaitEnd.EXPIRED, refusal, now)
+        self._again_at = None
         if not queue:
             return went, refused
         self._repriced = 0
-        for member in queue.members:
-            if not self._desk.is_open(member):
-                self._reprice(queue.standing(member), now, refused)
+        self._move_stranded(now, refused)
         most, age_s = (_REPRICED_IDLE, _JUST_S) if self._desk.has_idle() else (_REPRICED, _RECENT_S)
         self._reprice(queue.longest_unpriced(most, now - age_s), now, refused)
         todo = deque(queue.members)
         while todo:
             member = todo.popleft()
+            if not self._desk.is_open(member):
+                continue
             if member.due:
                 member.pass_prefill(now)
             pending = member.pending_tokens
             sent = False
             while (following := queue.first(member, now)) is not None:
                 held = following
+                pull = held.chosen[0].pull
+                if pull is not None and not self._desk.may_pull(pull.source, now):
+                    # Others that were priced with it have used what its source may give.
+                    if self._repriced >= _REPRICED_MOST:
+                        self._again_at = now
+                        break
+                    todo.extend(self._reprice((held,), now, refused))
+                    continue
                 if held.priced_at != now and self._repriced < _REPRICED_MOST:
                     todo.extend(self._reprice((held,), now, refused))
                     continue
@@ -157,6 +171,18 @@ class Waiting:
                 went.append((held, self._send(held, now)))
         return went, refused
 
+    def _move_stranded(self, now: float, refused: list[tuple[Held, Refused]]) -> None:
+        """Price anew those that wait for a replica which is given no more turns, some at a time."""
+        stranded = [
+            held
+            for member in self._queue.members
+            if not self._desk.is_open(member)
+            for held in self._queue.standing(member)
+        ]
+        self._reprice(stranded[:_REPRICED_MOST], now, refused)
+        if len(stranded) > _REPRICED_MOST:
+            self._again_at = now
+
     def leave(self, held: Held, now: float) -> None:
         """The client of a turn has gone. Nothing happens where it waits no longer."""
         if self._queue.leave(held, now):
@@ -164,6 +190,8 @@ class Waiting:
 
     def wake_at(self) -> float | None:
         """When `dispatch` may have something to do although nothing happens; `None` = never."""
+        if self._again_at is not None:
+            return self._again_at
         at = self._queue.wake_at()
         for member in self._queue.members:
             if member.due and at is not None:

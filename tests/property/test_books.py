@@ -103,7 +103,8 @@ class Books(RuleBasedStateMachine):
         sessions = self.engine.sessions(100)
         for status in self.engine.replicas(self.now):
             stay = (status.id, self.stays[status.id])
-            turns = [ticket for ticket, where in self.open.items() if where == stay]
+            # Those that its last life had died with that.
+            turns = [t for t, where in self.open.items() if where == stay and t.of_this_life]
             living = [s for s in sessions if s.home == status.id and not s.counted_in.over]
             assert status.in_flight == len(turns)
             assert status.pending_tokens == sum(ticket.missing for ticket in turns)

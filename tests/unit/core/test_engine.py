@@ -11,6 +11,7 @@ from router.core.decide import Decision, Kind
 from router.core.engine import Engine
 from router.core.fleet import ModelCard, ReplicaSpec, Report
 from router.core.hashing import hash64
+from router.core.holdings import AgentReport, Holdings
 from router.core.observe import Ended, HealthChange, Outcome, Usage
 from router.core.plan import Overload, Plan, PullRules, Retry, SessionRules
 from router.core.pullbook import PullBook, Pulled
@@ -314,6 +315,24 @@ def test_what_a_replica_does_not_deliver_is_expected_of_it_less_and_less() -> No
     for number in range(101, 170):
         play(of, turn("s", 1, 2, 3), float(number), prompt=3000, reply=0, cached=2990)
     assert of.decide(turn("s", 1, 2, 3), 200.0).cached_tokens == 3000
+
+
+def test_turns_of_an_earlier_life_take_nothing_from_the_next_one() -> None:
+    of = engine("a")
+    of.report(A, Report(start_time=1.0), 0.0)
+    old = of.admit(turn("s", 1), 0.0)
+    waits = of.admit(turn("t", 2)._replace(stream=False), 0.0)
+    of.report(A, Report(start_time=9.0), 1.0)
+    of.probe_passed(A, 1.0)
+    new = of.admit(turn("u", 3), 1.0)
+    old.first_byte(1.5)
+    old.end(Outcome.DIED, 1.5)
+    waits.end(Outcome.COMPLETED, 1.5)
+    (status,) = of.replicas(9.0)
+    assert (status.in_flight, status.pending_tokens) == (1, new.missing)
+    new.end(Outcome.COMPLETED, 2.0)
+    (status,) = of.replicas(9.0)
+    assert (status.in_flight, status.pending_tokens) == (0, 0)
 
 
 def test_another_replicas_deliveries_are_its_own_and_a_restart_wipes_them() -> None:
@@ -885,6 +904,58 @@ def test_what_the_device_gave_up_still_lies_on_the_host_and_costs_the_way_back()
     assert option.host_tokens == 2000
     (latest,) = of.decide(turn("v", hash64(b"v"), hash64(b"vv")), 2.0).candidates
     assert (latest.cached_tokens, latest.host_tokens) == (2000, 0)
+
+
+def test_what_lies_on_the_device_is_within_reach_when_a_host_tier_is_heard_of() -> None:
+    of = engine("a")
+    of.report(A, Report(kv_capacity_tokens=100_000), 0.0)
+    play(of, long("s", 320), 0.0, prompt=80_000)
+    of.report(A, Report(kv_capacity_tokens=100_000, host_kv_tokens=400_000), 1.0)
+    play(of, long("t", 320), 1.0, prompt=80_000)
+    (option,) = of.decide(long("s", 320), 2.0).candidates
+    assert option.cached_tokens == pytest.approx(80_000, rel=0.01)
+    assert option.host_tokens == pytest.approx(60_000, rel=0.01)
+
+
+def test_one_report_without_capacities_forgets_nothing() -> None:
+    of = engine("a")
+    full = Report(kv_capacity_tokens=100_000, host_kv_tokens=400_000)
+    of.report(A, full, 0.0)
+    for session in "stu":
+        play(of, long(session, 320), 0.0, prompt=80_000)
+    before = of.decide(long("s", 320), 1.0).candidates[0]
+    assert before.host_tokens == pytest.approx(80_000, rel=0.01)
+    of.report(A, Report(running=0.0), 1.0)
+    of.report(A, full, 2.0)
+    assert of.decide(long("s", 320), 3.0).candidates[0].cached_tokens == before.cached_tokens
+
+
+def test_an_agent_that_is_another_process_holds_nothing_and_what_the_device_has_stays() -> None:
+    of = Engine(
+        [Plan(name="home", strategy=Priced())],
+        rng=Random(1),
+        pullbook=PullBook(PullRules()),
+        holdings=Holdings(),
+    )
+    of.set_replicas([ReplicaSpec(A, "http://a:1", kv_agent="x")], 0.0)
+    of.probe_passed(A, 0.0)
+    of.report(A, Report(kv_capacity_tokens=100_000), 0.0)
+    told = AgentReport(True, capacity_tokens=400_000)
+    of.agent_reported(A, told, 0.0)
+    for session in "st":
+        play(of, long(session, 320), 0.0, prompt=80_000)
+    of.agent_lost(A, False, 1.0)
+    of.agent_reported(A, told, 1.0)
+    assert of.decide(long("s", 320), 1.0).candidates[0].cached_tokens == pytest.approx(80_000, rel=0.01)
+    of.agent_lost(A, True, 2.0)
+    assert of.decide(long("s", 320), 2.0).candidates[0].reach_tokens == 100_000
+    of.agent_reported(A, told, 2.0)
+    first, last = (of.decide(long(session, 320), 3.0).candidates[0] for session in "st")
+    assert first.reach_tokens == 500_000
+    # The device had given up most of the first one.
+    assert (first.cached_tokens, first.host_tokens) == (20_000, 0)
+    assert last.cached_tokens == pytest.approx(80_000, rel=0.01)
+    assert last.host_tokens == 0
 
 
 def test_a_host_tier_that_is_gone_holds_nothing() -> None:

@@ -65,6 +65,39 @@ def test_another_process_is_believed_anew_and_its_load_is_not_known() -> None:
     assert (of.kv_usage, of.foreign, of.delivery.trust, of.delivery.share) == (None, None, 1.0, 1.0)
 
 
+def test_another_process_has_none_of_the_turns_of_the_last() -> None:
+    of = member()
+    of.take(Turn(), 9000, 9000, 8000, 0.0)
+    of.due = [(1.0, 0, Turn())]
+    of.arriving_tokens = 5
+    of.begin_again(7, 3, WorkingSet(), Learned(8000.0))
+    assert (of.in_flight, of.kv_tokens, of.pending_tokens, of.arriving_tokens) == (0, 0, 0, 0)
+    assert (of.prefilling, of.due, of.wait_s(0.0)) == ({}, [], 0.0)
+
+
+def test_who_passes_the_first_takes_nothing_from_what_is_done_of_it() -> None:
+    of = member()
+    first, second = Turn(), Turn()
+    of.take(first, 8000, 8000, 8000, 0.0)  # a second
+    of.take(second, 800, 800, 800, 0.0)
+    of.has_prefilled(second, 800, 0.5)
+    assert of.wait_s(0.5) == pytest.approx(0.5, rel=0.01)
+    of.take(second, 800, 800, 800, 0.6)
+    of.has_prefilled(first, 8000, 1.0)
+    assert of.wait_s(1.0) == pytest.approx(0.1, rel=0.01)
+    assert of.wait_s(1.05) == pytest.approx(0.05, rel=0.01)
+
+
+def test_without_an_agent_its_host_holds_what_it_reports_itself() -> None:
+    of = member()
+    of.configure(ReplicaSpec(ReplicaId("a"), "http://a:1", kv_agent="a:7710"))
+    of.note(Report(kv_capacity_tokens=900, host_kv_tokens=100), 1.0)
+    of.has_agent_for(5000)
+    assert of.reach_tokens == 5900
+    of.configure(ReplicaSpec(ReplicaId("a"), "http://a:1"))
+    assert (of.agent_tokens, of.reach_tokens) == (None, 1000)
+
+
 @pytest.mark.parametrize(
     ("one", "other", "shared"), [("m", "m n", True), ("m", "n", False), ("m", None, True), (None, None, True)]
 )

@@ -149,3 +149,49 @@ def test_how_turns_found_their_pulls_changes_the_chance() -> None:
     assert low < 0.7
     book.result(A, True, 0.0)
     assert seen(book).sources[0].chance > low
+
+
+def test_what_may_begin_is_asked_for_one_by_one() -> None:
+    book = learned(PullRules(per_source=2))
+    assert book.allows(A, 0.0)
+    for _ in range(2):
+        book.begin(A, B, 0.0)
+    assert not book.allows(A, 0.0)
+    assert book.allows(C, 0.0)
+    book.end(A, B, 1, None, 1.0)
+    assert book.allows(A, 1.0)
+    unlearned = PullBook(PullRules())
+    unlearned.begin(A, B, 0.0)
+    assert not unlearned.allows(C, 0.0)
+
+
+def test_nothing_is_kept_of_who_has_left_nor_of_what_is_told_of_it_later() -> None:
+    book = learned()
+    book.keep_only((A, B))
+    assert dict(seen(book).links) == {}
+    sharing = book.begin(A, B, 0.0)
+    book.keep_only((B,))
+    book.end(A, B, sharing, whole(10_000, 9.0), 9.0)
+    book.result(A, False, 9.0)
+    for _ in range(20):
+        book.result(C, False, 9.0)
+    book.told(B, AgentReport(True, bytes_per_s=((A, 5e9),)))
+    assert not book.allows(A, 9.0)
+    book.keep_only((A, B, C))
+    view = book.view([(A, 5000), (C, 5000)], ALL, 9.0)
+    assert view is not None
+    assert [(source.pulls, source.chance) for source in view.sources] == [(0, 0.95)] * 2
+    assert dict(view.links) == {}
+
+
+def test_other_rules_count_from_now_on_and_what_was_learned_stays() -> None:
+    book = PullBook(PullRules(seed_gbps=80.0))
+    book.follow(PullRules(seed_gbps=8.0))
+    assert seen(book).seed == pytest.approx((0.01, 1e-9))
+    book = learned(PullRules(per_source=1))
+    before = seen(book).seed
+    book.begin(A, B, 0.0)
+    assert not book.allows(A, 0.0)
+    book.follow(PullRules(per_source=2, seed_gbps=1.0))
+    assert book.allows(A, 0.0)
+    assert seen(book).seed == before

@@ -180,6 +180,17 @@ def test_one_tenants_turn_that_does_not_fit_holds_up_no_other_whose_turn_it_is()
     assert bench.order(a, now=10_000.0) == [10]
 
 
+def test_a_full_replica_is_given_nothing_however_many_wait() -> None:
+    bench, a = Bench(), member(capacity=100_000)
+    a.kv_tokens = 99_000
+    a.note(Report(kv_usage=0.99), 0.0)
+    for prompt in (50_000, 2000, 1001):
+        bench.hold(a, 10, prompt=prompt)
+    assert bench.order(a, now=1e6) == []
+    bench.hold(a, 10, prompt=1000)
+    assert bench.order(a) == [10]
+
+
 @dataclass
 class Full:
     """A queue of four turns, three of them of one tenant."""
@@ -223,6 +234,48 @@ def test_bytes_are_bounded_as_turns_are() -> None:
     assert bench.queue.pushed_out() == [first]
     assert bench.queue.size == 101
     assert Bench().hold(a, 10, rules=rules, size=1001) is None
+
+
+def test_nobody_is_pushed_out_for_a_turn_that_does_not_fit_all_the_same() -> None:
+    bench, a = Bench(), member()
+    rules = QueueRules(most_bytes=1000)
+    bench.hold(a, 10, tenant=ACME, rules=rules, size=500)
+    for _ in range(2):
+        bench.hold(a, 10, tenant=BETA, rules=rules, size=200)
+    # Without the first there would be room for 600.
+    assert bench.hold(a, 10, tenant=OPEN_TENANT, rules=rules, size=700) is None
+    assert bench.queue.pushed_out() == []
+    assert len(bench.queue) == 3
+
+
+def test_several_are_pushed_out_for_one_the_last_due_of_all_lines_first() -> None:
+    bench, a, b = Bench(), member("a"), member("b")
+    rules = QueueRules(most_bytes=1000)
+    first = bench.hold(a, 10, tenant=ACME, rules=rules, size=300)
+    last = bench.hold(b, 9000, tenant=ACME, rules=rules, size=300)
+    middle = bench.hold(a, 900, tenant=ACME, rules=rules, size=300)
+    assert bench.hold(a, 10, tenant=BETA, rules=rules, size=290) is not None
+    assert bench.queue.pushed_out() == [last]
+    assert bench.hold(a, 10, tenant=OPEN_TENANT, rules=rules, size=350) is not None
+    assert bench.queue.pushed_out() == [middle]
+    assert first is not None
+    assert first.waiting
+
+
+def test_what_left_long_before_its_time_was_up_is_not_kept_until_then() -> None:
+    bench, a = Bench(), member()
+    for _ in range(1000):
+        held = bench.hold(a, 10, wait_s=300.0)
+        assert held is not None
+        bench.queue.leave(held, 0.0)
+    assert len(bench.queue._deadlines) <= 65
+    stays = bench.hold(a, 10, wait_s=50.0)
+    for _ in range(200):
+        held = bench.hold(a, 10, wait_s=20.0)
+        assert held is not None
+        bench.queue.leave(held, 0.0)
+    assert bench.queue.wake_at() == 50.0
+    assert bench.queue.expired(50.0) == [stays]
 
 
 def test_time_is_up_once_and_in_order() -> None:

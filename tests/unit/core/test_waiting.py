@@ -7,16 +7,17 @@ import pytest
 from router.base.errors import ErrorKind, Refused
 from router.base.ids import ReplicaId, TenantId
 from router.core.engine import Engine
-from router.core.fleet import Report
+from router.core.fleet import ReplicaSpec, Report
 from router.core.observe import Outcome, Silent, WaitEnd
-from router.core.plan import Overload, Plan, QueueRules
+from router.core.plan import Overload, Plan, PullRules, QueueRules
+from router.core.pullbook import PullBook, Pulled
 from router.core.queue import TURN_TOKENS, Held
 from router.core.request import EMPTY_CHAIN, Turn
 from router.core.strategies.least_loaded import LeastLoaded
 from router.core.strategies.priced import Priced
 from router.core.strategies.ring import RingOnly
 from router.core.ticket import Ticket
-from tests.support.turns import A, B, C, engine, long, specs, turn
+from tests.support.turns import A, B, C, engine, long, play, specs, turn
 
 
 def queued(*names: str, rules: QueueRules | None = None, strategy: object = None, **more: object) -> Engine:
@@ -247,6 +248,7 @@ def test_turns_that_wait_for_a_replica_that_is_lost_go_elsewhere(how: str) -> No
     else:
         of.drain(A, True)
     of.dispatch(1.0)
+    assert of.wake_at() != 1.0
     statuses = {status.id: status.held for status in of.replicas(1.0)}
     assert statuses[B] == waiting
     assert statuses.get(A, 0) == 0
@@ -343,7 +345,65 @@ def test_more_turns_than_are_priced_in_one_go_are_all_seen_to_in_several() -> No
             ticket.end(Outcome.COMPLETED, now)
             went += 1
         wake = of.wake_at()
-        assert wake is None or wake > now
-        now += 0.005
+        if wake is None or wake > now:
+            # Else there is more to be seen to at once.
+            now += 0.005
         assert now < 10.0
     assert went == waiting
+
+
+def test_a_long_line_for_a_replica_that_drains_is_moved_some_at_a_time_and_none_goes_there() -> None:
+    of = queued("a", "b")
+    entered = [of.enter(long(f"s{number}", 40), 0.0) for number in range(100)]
+    waiting = {status.id: status.held for status in of.replicas(0.0)}
+    assert waiting[A] > 30
+    running = [ticket for ticket in entered if isinstance(ticket, Ticket)]
+    of.drain(A, True)
+    for ticket in running:
+        ticket.end(Outcome.COMPLETED, 1.0)
+    looks = 0
+    while (left := {status.id: status.held for status in of.replicas(1.0)}[A]) > 0:
+        went, refused = of.dispatch(1.0)
+        assert refused == []
+        assert all(ticket.decision.replica == B for _, ticket in went)
+        after = {status.id: status.held for status in of.replicas(1.0)}[A]
+        assert left - 12 <= after < left
+        assert not after or of.wake_at() == 1.0
+        looks += 1
+    assert looks > 2
+
+
+def test_a_replica_that_drains_is_no_idle_one() -> None:
+    of = queued("a", "b")
+    assert of.has_idle()
+    of.drain(B, True)
+    go(of, long("s"), 0.0)
+    assert not of.has_idle()
+
+
+def test_turns_that_were_priced_at_one_instant_keep_to_what_their_source_may_give() -> None:
+    rules = PullRules(per_source=2, seed_gbps=800.0)
+    book = PullBook(rules)
+    plan = Plan(name="q", strategy=Priced(), queue=QueueRules(), pull=rules)
+    of = Engine([plan], rng=Random(1), pullbook=book)
+    of.set_replicas([ReplicaSpec(name, f"http://{name}:1", kv_agent="x") for name in (A, B)], 0.0)
+    for replica in (A, B):
+        of.probe_passed(replica, 0.0)
+    of.drain(B, True)
+    sessions = [long(f"s{number}", 160) for number in range(12)]
+    for session in sessions:
+        play(of, session, 0.0, prompt=40_000)
+    for at in range(30):
+        # What the path carries is known.
+        book.end(A, B, book.begin(A, B, at), Pulled(4000, 400_000_000, 0.01, complete=True), at)
+    of.drain(B, False)
+    of.drain(A, True)
+    first = go(of, long("other", 400), 50.0)
+    held = [enter(of, session, 51.0) for session in sessions]
+    assert all(each.chosen[0].pull is not None for each in held)
+    first.first_byte(52.0)
+    went = of.dispatch(52.0)[0]
+    while of.wake_at() == 52.0:
+        went += of.dispatch(52.0)[0]
+    assert [ticket.decision.pull is not None for _, ticket in went].count(True) == 2
+    assert not book.allows(A, 52.0)
