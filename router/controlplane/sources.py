@@ -1,11 +1,12 @@
 """Builds the sources that a config's `discovery` names. Each is loaded only where it is used."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 
+from router.base.errors import SettingsError
 from router.controlplane.discovery import Source
-from router.controlplane.file_source import FileSource
+from router.controlplane.file_source import FileReading, FileSource
 from router.controlplane.roster import Listed
 from router.controlplane.template import Template
 from router.settings.build import build_spec
@@ -14,7 +15,7 @@ from router.settings.config import Dns, Found, Kubernetes, RouterConfig
 from router.settings.credentials import Access, Secrets, replica_access
 from router.settings.document import read_document
 from router.settings.load import read_replicas
-from router.settings.locate import find_file, shown
+from router.settings.locate import find_file, places_of, shown
 
 
 def list_config(config: RouterConfig, secrets: Secrets) -> list[Listed]:
@@ -42,14 +43,22 @@ def build_sources(settings: Settings, rng: Random, *, look_every_s: float) -> di
     return sources
 
 
-def read_listed(path: Path, environ: Mapping[str, str]) -> Sequence[Listed]:
-    """The replicas of a file. Raises `SettingsError` with every fault."""
-    reading = read_replicas(read_document(path, shown(path)), path.parent).loaded()
-    access = replica_access(reading, environ)
-    return [
+def read_listed(path: Path, environ: Mapping[str, str]) -> FileReading:
+    """The replicas of a file."""
+    named: list[Path] = []
+    try:
+        reading = read_replicas(read_document(path, shown(path)), path.parent).loaded()
+        for replica in reading.value.replicas:
+            for written in (replica.ca, replica.api_key_file):
+                named += places_of(written, reading.folder) if written is not None else ()
+        access = replica_access(reading, environ)
+    except SettingsError as error:
+        return FileReading(faults=error.faults, named=named)
+    listed = [
         Listed(spec, access[spec.id].api_key, access[spec.id].tls)
         for spec in map(build_spec, reading.value.replicas)
     ]
+    return FileReading(listed, named=named)
 
 
 def _dns(written: Dns, access: Access, rng: Random) -> Source:

@@ -26,10 +26,15 @@ def find_file(written: str, folder: Path) -> Path | None:
 
     `None` where it is in neither.
     """
-    for path in (folder / written, Path(written)):
+    for path in places_of(written, folder):
         if path.exists():
             return path
     return None
+
+
+def places_of(written: str, folder: Path) -> tuple[Path, ...]:
+    """Where `written` is looked for, in this order; nothing need be there."""
+    return (folder / written, Path(written))
 
 
 def is_bare_name(written: str) -> bool:

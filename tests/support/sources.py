@@ -14,6 +14,8 @@ class Told:
     def __init__(self) -> None:
         self.replicas: dict[str, str] | None = None
         """URL by name, as found last."""
+        self.keys: dict[str, str | None] = {}
+        """API key by name."""
         self.but = ""
         self.faults: list[str] = []
         self.times = 0
@@ -21,6 +23,7 @@ class Told:
     def found(self, listed: Sequence[Listed], but: str = "") -> None:
         self.times += 1
         self.replicas = {one.spec.id: one.spec.url for one in listed}
+        self.keys = {one.spec.id: one.api_key for one in listed}
         self.but = but
 
     def failed(self, fault: str) -> None:

@@ -50,3 +50,19 @@ async def test_a_file_may_come_and_go(tmp_path):
         path.unlink()
         await until(lambda: len(told.faults) == 2)
     assert told.replicas == {"a": "http://a:1"}
+
+
+async def test_a_key_that_a_replica_names_is_read_anew_when_it_is_replaced_or_comes_late(tmp_path):
+    path, key = tmp_path / "replicas.yaml", tmp_path / "key"
+    path.write_text('version: 1\nreplicas: [{name: a, url: "http://a:1", api_key_file: key}]\n')
+    async with watched(source(path)) as told:
+        await until(lambda: told.faults)
+        assert told.faults[0].endswith("replicas[0].api_key_file: no file 'key'")
+        key.write_text("first")
+        await until(lambda: told.keys == {"a": "first"})
+        key.write_text("another")
+        await until(lambda: told.keys == {"a": "another"})
+        key.unlink()
+        count = len(told.faults)
+        await until(lambda: len(told.faults) > count)
+    assert told.keys == {"a": "another"}

@@ -1,10 +1,10 @@
 """From a config's `discovery` to sources."""
 
+from pathlib import Path
 from random import Random
 
 import pytest
 
-from router.base.errors import SettingsError
 from router.controlplane.dns_source import DnsSource
 from router.controlplane.file_source import FileSource
 from router.controlplane.kubernetes_source import KubernetesSource
@@ -63,9 +63,20 @@ def test_a_file_of_replicas_has_its_faults_with_their_lines(tmp_path):
     path.write_text(
         'version: 1\nreplicas:\n  - {name: a, url: "http://a"}\n  - {name: a, url: "http://a:80"}\n'
     )
-    with pytest.raises(SettingsError) as refused:
-        read_listed(path, {})
-    assert [fault.rsplit("yaml", 1)[1] for fault in refused.value.faults] == [
+    reading = read_listed(path, {})
+    assert (reading.listed, reading.named) == ((), [])
+    assert [fault.rsplit("yaml", 1)[1] for fault in reading.faults] == [
         ":4: replicas[1].name: 'a' is already on line 3",
         ":4: replicas[1].url: 'http://a:80' is already on line 3",
     ]
+
+
+def test_files_that_replicas_name_are_told_of_also_where_they_are_not_there(tmp_path):
+    path = tmp_path / "replicas.yaml"
+    path.write_text(
+        'version: 1\nreplicas: [{name: a, url: "https://a", ca: ca.pem, api_key_file: /keys/a},'
+        ' {name: b, url: "http://b"}]\n'
+    )
+    reading = read_listed(path, {})
+    assert len(reading.faults) == 2
+    assert {tmp_path / "ca.pem", Path("/keys/a")} <= set(reading.named)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import router
-from router.settings.locate import find_file, is_bare_name, shipped_policies, shown
+from router.settings.locate import find_file, is_bare_name, places_of, shipped_policies, shown
 
 
 def test_beside_the_file_comes_before_the_working_directory(tmp_path, monkeypatch):
@@ -17,6 +17,7 @@ def test_beside_the_file_comes_before_the_working_directory(tmp_path, monkeypatc
     assert find_file("x", folder) == Path("x")
     (folder / "x").touch()
     assert find_file("x", folder) == folder / "x"
+    assert places_of("x", folder) == (folder / "x", Path("x"))
 
 
 def test_an_absolute_path_is_that_path(tmp_path):
