@@ -99,11 +99,12 @@ async def _serve_until_stopped(settings: "Settings", read: "Read") -> int:
     _reload_at_hangup(router, reloads)
     stop = _stop_event()
     try:
-        await router.start()
-        settle_heap()
-        _announce(router)
         handed_over = router.succession.handed_over
-        await _first_of(stop.wait(), handed_over.wait())
+        await _first_of(router.start(), stop.wait())
+        if not stop.is_set():
+            settle_heap()
+            _announce(router)
+            await _first_of(stop.wait(), handed_over.wait())
         grace_s = router.config.restart.grace
         if handed_over.is_set():
             grace_s = router.config.restart.linger
@@ -337,12 +338,15 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _first_of(*works: Coroutine[Any, Any, object]) -> None:
-    """Wait for the one that ends first, and end the others."""
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(work) for work in works]
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in tasks:
-            task.cancel()
+    """Wait for the one that ends first, and end the others. Raises what one of them raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(work) for work in works]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                task.cancel()
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
 
 
 def _stop_event() -> asyncio.Event:

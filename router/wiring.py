@@ -306,7 +306,7 @@ class Router:
         await self.probe_once()
         await self.succession.recall()
         await self.dataplane.start(listen.host, listen.port, self.succession.sockets(DATA))
-        await self.succession.established()
+        self.succession.established()
         for watch in self._watches:
             watch.start()
 

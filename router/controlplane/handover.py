@@ -30,7 +30,9 @@ _MAX_LINE: Final = 64 * 1024
 _MAX_SOCKETS: Final = 64
 _MAX_SNAPSHOT: Final = 1 << 30
 
-# For one message to arrive, and for the new router to look at its replicas before it says that it is there.
+_PIECE: Final = 1 << 20
+
+# For one piece to arrive, and for the new router to look at its replicas before it says that it is there.
 _MESSAGE_S: Final = 30.0
 _READY_S: Final = 120.0
 
@@ -57,6 +59,7 @@ class Taken:
     def confirm(self) -> None:
         """The old router may go. Raises `OSError` where it has gone by itself."""
         with self._connection:
+            # A few bytes fit into an empty socket: this never waits.
             self._connection.sendall(_TAKEN)
 
     def close(self) -> None:
@@ -132,18 +135,16 @@ class HandoverServer:
         if self._busy or not _is_ours(connection):
             connection.close()
             return
+        connection.setblocking(False)
         self._busy = True
         self._tasks.spawn(self._serve(connection), name="hand over")
 
     async def _serve(self, connection: socket.socket) -> None:
         with connection:
             try:
-                connection.settimeout(_MESSAGE_S)
-                wanted = await asyncio.to_thread(_read_request, connection)
-                offer = self._offer(wanted)
-                await asyncio.to_thread(_give, connection, offer)
-                connection.settimeout(_READY_S)
-                said = await asyncio.to_thread(connection.recv, len(_TAKEN))
+                wanted = await _read_request(connection)
+                await _give(connection, self._offer(wanted))
+                said = await _some(connection, len(_TAKEN), _READY_S)
             except (OSError, ValueError) as error:
                 _log.warning("handing over failed, this router goes on: %s", system_words(error))
                 return
@@ -155,14 +156,14 @@ class HandoverServer:
             _log.warning("the successor went without taking over, this router goes on")
 
 
-def take_over(path: Path, wanted: Mapping[str, str]) -> Taken | None:
+async def take_over(path: Path, wanted: Mapping[str, str]) -> Taken | None:
     """What the router that runs gives away of `wanted`, addresses by what they are for; `None`: none runs.
 
-    Blocks: for a thread. Raises `HomingError` where one runs and does not answer as it should.
+    Raises `HomingError` where one runs and does not answer as it should.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.setblocking(False)
     try:
-        connection.settimeout(_MESSAGE_S)
         connection.connect(str(path))
     except (FileNotFoundError, ConnectionRefusedError):
         connection.close()
@@ -171,25 +172,29 @@ def take_over(path: Path, wanted: Mapping[str, str]) -> Taken | None:
         connection.close()
         raise HomingError(f"cannot reach '{path}' to take over: {system_words(error)}") from error
     try:
-        return _take(connection, wanted)
+        return await _take(connection, wanted)
     except (OSError, ValueError, KeyError, TypeError) as error:
         connection.close()
         raise HomingError(f"the router at '{path}' does not hand over: {system_words(error)}") from error
+    except BaseException:
+        connection.close()
+        raise
 
 
-def _take(connection: socket.socket, wanted: Mapping[str, str]) -> Taken:
-    connection.sendall(json.dumps({"version": _VERSION, "wanted": wanted}).encode() + b"\n")
+async def _take(connection: socket.socket, wanted: Mapping[str, str]) -> Taken:
+    await _send(connection, json.dumps({"version": _VERSION, "wanted": wanted}).encode() + b"\n")
+    await _readable(connection)
     first, numbers, _, _ = socket.recv_fds(connection, _MAX_LINE, _MAX_SOCKETS)
     given = [socket.socket(fileno=number) for number in numbers]
     try:
-        line, rest = _line(connection, first)
+        line, rest = await _line(connection, first)
         head = json.loads(line)
         if head["version"] != _VERSION or len(head["sockets"]) != len(given):
             raise ValueError("it is of another version")
         size = head["snapshot"]
         if not 0 <= size <= _MAX_SNAPSHOT:
             raise ValueError("its snapshot has no proper size")
-        snapshot = rest + _exactly(connection, size - len(rest))
+        snapshot = rest + await _exactly(connection, size - len(rest))
         sockets: dict[str, list[socket.socket]] = {}
         for name, one in zip(head["sockets"], given, strict=True):
             sockets.setdefault(name, []).append(one)
@@ -200,8 +205,8 @@ def _take(connection: socket.socket, wanted: Mapping[str, str]) -> Taken:
         raise
 
 
-def _read_request(connection: socket.socket) -> dict[str, str]:
-    line, _ = _line(connection, b"")
+async def _read_request(connection: socket.socket) -> dict[str, str]:
+    line, _ = await _line(connection, b"")
     asked = json.loads(line)
     if not isinstance(asked, dict) or asked.get("version") != _VERSION:
         raise ValueError("the successor is of another version")
@@ -209,22 +214,50 @@ def _read_request(connection: socket.socket) -> dict[str, str]:
     return wanted
 
 
-def _give(connection: socket.socket, offer: Offer) -> None:
+async def _give(connection: socket.socket, offer: Offer) -> None:
     names = [name for name, numbers in offer.sockets.items() for _ in numbers]
     numbers = [number for each in offer.sockets.values() for number in each]
     head: dict[str, Any] = {"version": _VERSION, "sockets": names, "snapshot": len(offer.snapshot)}
     line = json.dumps(head).encode() + b"\n"
     passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", numbers))] if numbers else []
+    # The first thing that is sent on this connection, so there is room for some of it.
     sent = connection.sendmsg([line], passed)
-    connection.sendall(line[sent:] + offer.snapshot)
+    await _send(connection, line[sent:] + offer.snapshot)
 
 
-def _line(connection: socket.socket, begun: bytes) -> tuple[bytes, bytes]:
+# --- the connection: it blocks nobody, and whoever waits for it may be cancelled ---------------------
+
+
+async def _send(connection: socket.socket, message: bytes) -> None:
+    loop = asyncio.get_running_loop()
+    for start in range(0, len(message), _PIECE):
+        async with asyncio.timeout(_MESSAGE_S):
+            await loop.sock_sendall(connection, message[start : start + _PIECE])
+
+
+async def _some(connection: socket.socket, most: int, patience_s: float = _MESSAGE_S) -> bytes:
+    """The next bytes; none at the end."""
+    async with asyncio.timeout(patience_s):
+        return await asyncio.get_running_loop().sock_recv(connection, most)
+
+
+async def _readable(connection: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    loop.add_reader(connection.fileno(), readable.set)
+    try:
+        async with asyncio.timeout(_MESSAGE_S):
+            await readable.wait()
+    finally:
+        loop.remove_reader(connection.fileno())
+
+
+async def _line(connection: socket.socket, begun: bytes) -> tuple[bytes, bytes]:
     """A line, and what came after it."""
     while b"\n" not in begun:
         if len(begun) > _MAX_LINE:
             raise ValueError("it says too much")
-        more = connection.recv(_MAX_LINE)
+        more = await _some(connection, _MAX_LINE)
         if not more:
             raise ConnectionResetError("it broke off")
         begun += more
@@ -232,10 +265,10 @@ def _line(connection: socket.socket, begun: bytes) -> tuple[bytes, bytes]:
     return line, rest
 
 
-def _exactly(connection: socket.socket, size: int) -> bytes:
+async def _exactly(connection: socket.socket, size: int) -> bytes:
     body = bytearray()
     while len(body) < size:
-        more = connection.recv(min(1 << 20, size - len(body)))
+        more = await _some(connection, min(_PIECE, size - len(body)))
         if not more:
             raise ConnectionResetError("it broke off")
         body += more

@@ -63,7 +63,7 @@ class Succession:
     async def begin(self) -> None:
         """Ask the router that runs, where one does. Raises `HomingError` where it does not answer."""
         if self._handover_path is not None:
-            self._taken = await asyncio.to_thread(take_over, self._handover_path, self._addresses)
+            self._taken = await take_over(self._handover_path, self._addresses)
 
     def sockets(self, name: str) -> list[socket.socket]:
         """Those that were taken over, each once: they listen already."""
@@ -91,19 +91,20 @@ class Succession:
         warm = sum(not why for why in verdicts.values())
         _log.info("snapshot: %d of %d replicas are as they were", warm, len(verdicts))
 
-    async def established(self) -> None:
-        """The router listens: its predecessor may go, and a successor may come."""
+    def established(self) -> None:
+        """The router listens: a successor may come, and its predecessor may go, in this order, so that there
+        is always somebody to take over from. Raises `HomingError` where no successor could come."""
+        if self._handover_path is not None:
+            self._server = HandoverServer(self._handover_path, self._offer, self.handed_over.set)
+            self._server.start()
         self._established = True
         if self._taken is not None:
             taken, self._taken = self._taken, None
             try:
-                await asyncio.to_thread(taken.confirm)
+                taken.confirm()
             except OSError:
                 _log.info("the router that was taken over has gone already")
             taken.close()
-        if self._handover_path is not None:
-            self._server = HandoverServer(self._handover_path, self._offer, self.handed_over.set)
-            self._server.start()
 
     async def close(self) -> None:
         """Wait for no successor any longer. May be called again, and after a failed start."""

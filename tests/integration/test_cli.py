@@ -249,6 +249,34 @@ def test_a_second_signal_ends_the_wait_and_the_stream_is_told() -> None:
         assert process.popen.wait(timeout=10) == 0
 
 
+def test_sigterm_ends_a_router_that_still_waits_for_the_one_before_it(tmp_path: Path) -> None:
+    (tmp_path / "router.yaml").write_text(
+        "version: 1\nlisten: 127.0.0.1:0\nadmin: {listen: 127.0.0.1:0}\nrestart: {handover: socket}\n"
+    )
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / "socket"))
+        silent.listen(1)
+        silent.settimeout(READY_S)
+        with running("serve", "-c", str(tmp_path / "router.yaml")) as process:
+            connection, _ = silent.accept()
+            with connection:
+                assert connection.recv(1)
+                assert process.stop()[0] == 0
+
+
+def test_a_second_process_takes_over_the_port_and_the_first_ends(tmp_path: Path) -> None:
+    with engine() as replica:
+        (tmp_path / "router.yaml").write_text(
+            "version: 1\nlisten: 127.0.0.1:0\nadmin: {listen: 127.0.0.1:0}\n"
+            f"restart: {{handover: socket}}\nreplicas: [{{name: a, url: {replica}}}]\n"
+        )
+        with router("-c", str(tmp_path / "router.yaml")) as (first, data, admin):
+            with router("-c", str(tmp_path / "router.yaml")) as (_, same_data, same_admin):
+                assert (same_data, same_admin) == (data, admin)
+                assert first.popen.wait(READY_S) == 0
+                assert httpx.post(f"{data}/v1/chat/completions", json=chat()).status_code == 200
+
+
 def test_a_config_file_with_keys_and_policies_runs(tmp_path: Path) -> None:
     (tmp_path / "keys.yaml").write_text("version: 1\nkeys: [{tenant: acme, key: key-of-acme}]\n")
     (tmp_path / "secret").write_text("a-secret-of-this-test-0123456789abcdef\n")

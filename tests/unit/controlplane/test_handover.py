@@ -3,12 +3,13 @@
 import asyncio
 import socket
 from contextlib import asynccontextmanager
+from threading import Thread
 
 import pytest
 from support.plane import until
 
 from router.base.errors import HomingError
-from router.controlplane.handover import HandoverServer, Offer, take_over
+from router.controlplane.handover import _READY_S, HandoverServer, Offer, take_over
 
 WANTED = {"data": "127.0.0.1:8080"}
 
@@ -50,7 +51,7 @@ async def test_a_socket_and_a_large_snapshot_are_handed_over_and_connections_go_
     path, snapshot = tmp_path / "socket", bytes(range(256)) * 40_000
     async with old_router(path, listening, snapshot=snapshot) as old:
         assert path.stat().st_mode & 0o777 == 0o600
-        taken = await asyncio.to_thread(take_over, path, WANTED)
+        taken = await take_over(path, WANTED)
         assert (old.asked, taken.snapshot) == ([WANTED], snapshot)
         [mine] = taken.sockets["data"]
         assert old.taken == 0
@@ -65,25 +66,63 @@ async def test_a_socket_and_a_large_snapshot_are_handed_over_and_connections_go_
 
 async def test_nobody_there_is_nothing_to_take_over(tmp_path, listening):
     path = tmp_path / "socket"
-    assert await asyncio.to_thread(take_over, path, WANTED) is None
+    assert await take_over(path, WANTED) is None
     async with old_router(path, listening):
         pass
     assert not path.exists()
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(path))
-    assert await asyncio.to_thread(take_over, path, WANTED) is None
+    assert await take_over(path, WANTED) is None
 
 
 async def test_a_successor_that_does_not_confirm_changes_nothing(tmp_path, listening, caplog):
     path = tmp_path / "socket"
     async with old_router(path, listening) as old:
-        (await asyncio.to_thread(take_over, path, WANTED)).close()
+        (await take_over(path, WANTED)).close()
         await until(lambda: "this router goes on" in caplog.text)
         assert old.taken == 0
-        taken = await asyncio.to_thread(take_over, path, WANTED)
+        taken = await take_over(path, WANTED)
         taken.confirm()
         taken.close()
         await until(lambda: old.taken == 1)
+
+
+def test_a_successor_that_stalls_does_not_hold_up_the_end(tmp_path, listening):
+    path = tmp_path / "socket"
+
+    async def stalls() -> None:
+        async with old_router(path, listening):
+            taken = await take_over(path, WANTED)
+        taken.close()
+
+    ending = Thread(target=asyncio.run, args=(stalls(),), daemon=True)
+    ending.start()
+    ending.join(_READY_S / 2)
+    assert not ending.is_alive()
+
+
+@pytest.mark.parametrize("stage", ["silent", "half of the head", "half of the snapshot"])
+async def test_a_router_that_stalls_does_not_hold_up_the_end_of_whoever_would_take_over(tmp_path, stage):
+    path = tmp_path / "socket"
+    said = {
+        "silent": b"",
+        "half of the head": b'{"version"',
+        "half of the snapshot": b'{"version": 1, "sockets": [], "snapshot": 10}\nshort',
+    }
+    with socket.socket(socket.AF_UNIX) as odd:
+        odd.bind(str(path))
+        odd.listen(1)
+        taking = asyncio.ensure_future(take_over(path, WANTED))
+        connection, _ = await asyncio.to_thread(odd.accept)
+        with connection:
+            connection.sendall(said[stage])
+            await asyncio.sleep(0.05)
+            taking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await taking
+            connection.settimeout(10.0)
+            while connection.recv(1000):
+                pass  # what it asked, and then that it has gone
 
 
 @pytest.mark.parametrize(
@@ -106,7 +145,7 @@ async def test_whoever_says_something_else_is_sent_away(tmp_path, listening, sai
 
         assert await asyncio.to_thread(talk) == b""
         assert (old.asked, old.taken) == ([], 0)
-        taken = await asyncio.to_thread(take_over, path, WANTED)
+        taken = await take_over(path, WANTED)
         taken.close()
 
 
@@ -135,7 +174,7 @@ async def test_a_router_that_does_not_answer_as_it_should_is_an_error(tmp_path, 
 
         talking = asyncio.ensure_future(asyncio.to_thread(talk))
         with pytest.raises(HomingError, match="does not hand over"):
-            await asyncio.to_thread(take_over, path, WANTED)
+            await take_over(path, WANTED)
         await talking
 
 
@@ -144,7 +183,7 @@ async def test_a_successor_listens_in_its_place_and_its_socket_is_left_alone(tmp
     async with old_router(path, listening) as first:
         async with old_router(path, listening) as second:
             await first.server.close()
-            taken = await asyncio.to_thread(take_over, path, WANTED)
+            taken = await take_over(path, WANTED)
             taken.close()
             assert (first.asked, second.asked) == ([], [WANTED])
 
