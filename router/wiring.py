@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -34,6 +34,7 @@ from router.core.model import Model
 from router.core.observe import Observer
 from router.core.plan import Plan
 from router.core.pullbook import PullBook
+from router.core.session import Session
 from router.core.shadow import Mirror, Shadow
 from router.dataplane.hints import HintWriter
 from router.dataplane.limits import Limits
@@ -180,6 +181,7 @@ class Router:
                 reloads=self.reloader,
                 discovery=self.discovery.status,
                 feeds=self.feeds.status,
+                ended=self._let_go,
                 session=lambda key, now: session_breaks(self.chains, key, now),
                 shadow=partial(shadow_fields, self.shadow) if self.shadow is not None else None,
                 stopping=lambda: self.dataplane.stopping,
@@ -285,6 +287,12 @@ class Router:
             self._prefetches = True
             self._fanout.add(self.prefetcher)
         self.kv_agents.set_agents({name: AgentAddress(one.host, one.port) for name, one in addresses.items()})
+
+    def _let_go(self, sessions: Iterable[Session]) -> None:
+        """An operator has ended these: agents need not keep their KV."""
+        for tenant, session in {(each.tenant, Model.session_of(each.key)) for each in sessions}:
+            label = self.routing.label_of(tenant)
+            self.kv_agents.release(label, session, self.engine.holders(session))
 
     async def probe_once(self) -> tuple[ReplicaId, ...]:
         """Find all replicas and ask each once; returns those that have not answered in time."""

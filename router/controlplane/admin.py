@@ -120,6 +120,8 @@ class AdminSources:
     """The KV events that are followed."""
     session: Callable[[SessionKey, float], Mapping[str, object]] = lambda _key, _now: {}
     """What else is known of a session, by its key in the table and at a time."""
+    ended: Callable[[Sequence[Session]], None] = lambda _sessions: None
+    """Is told of sessions that were ended here."""
     shadow: Callable[[int], Mapping[str, object]] | None = None
     """What the shadow policy would have done, with at most so many disagreements; `None` = there is none."""
     stopping: Callable[[], bool] = lambda: False
@@ -279,10 +281,12 @@ class AdminServer:
 
     async def _end_session(self, request: web.Request) -> web.Response:
         key = request.match_info["key"]
-        if not self._fleet.end_session(SessionKey(key)):
+        ended = self._fleet.end_session(SessionKey(key))
+        if not ended:
             raise Problem(
                 404, "no_such_session", f"there is no session {key!r}; /api/sessions lists the latest keys"
             )
+        self._sources.ended(ended)
         return json_answer({"ended": key})
 
     async def _decisions(self, request: web.Request) -> web.Response:

@@ -124,9 +124,9 @@ class KvAgents:
         done = await self._call(target, Type.PREFETCH, wish, deadline_s + _ANSWER_S)
         return Fetched(done.blocks, done.size, done.reason)
 
-    def release(self, label: str, session: SessionKey, holders: Iterable[ReplicaId] | None = None) -> None:
-        """A session is over: its KV need not be kept. `holders` = `None`: wherever it is."""
-        for name in self._watches if holders is None else holders:
+    def release(self, label: str, session: SessionKey, holders: Iterable[ReplicaId]) -> None:
+        """A session is over: these need not keep its KV."""
+        for name in holders:
             self._tasks.spawn(
                 self._call(name, Type.RELEASE, m.OfSession(label, session), _ANSWER_S), name="kv release"
             )

@@ -5,26 +5,29 @@ bytes, of which the last eight are enough. Only the first KV cache group counts:
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
 from router.base.ids import SessionKey
-from router.core.residency import Residency
+from router.core.residency import MAX_AT_ONCE, Residency
 
 _Hash = int | bytes
+_Hashes = Annotated[list[_Hash], msgspec.Meta(max_length=MAX_AT_ONCE)]
+_BlockSize = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+_Session = Annotated[str, msgspec.Meta(max_length=1024)]
 
 
 class _Stored(msgspec.Struct, tag_field="type", tag="BlockStored"):
-    block_hashes: list[_Hash]
+    block_hashes: _Hashes
     parent_block_hash: _Hash | None
-    block_size: int
+    block_size: _BlockSize
     group_idx: int | None = None
-    session_id: str | None = None
+    session_id: _Session | None = None
 
 
 class _Removed(msgspec.Struct, tag_field="type", tag="BlockRemoved"):
-    block_hashes: list[_Hash]
+    block_hashes: _Hashes
     group_idx: int | None = None
 
 
@@ -33,14 +36,14 @@ class _Cleared(msgspec.Struct, tag_field="type", tag="AllBlocksCleared"):
 
 
 class _StoredArray(msgspec.Struct, array_like=True, tag="BlockStored"):
-    block_hashes: list[_Hash]
+    block_hashes: _Hashes
     parent_block_hash: _Hash | None
     token_ids: msgspec.Raw
-    block_size: int
+    block_size: _BlockSize
 
 
 class _RemovedArray(msgspec.Struct, array_like=True, tag="BlockRemoved"):
-    block_hashes: list[_Hash]
+    block_hashes: _Hashes
 
 
 class _ClearedArray(msgspec.Struct, array_like=True, tag="AllBlocksCleared"):
@@ -62,29 +65,42 @@ class EventsError(Exception):
     """A batch that cannot be understood."""
 
 
-def apply(payload: bytes, residency: Residency, cleared: Callable[[], None]) -> int:
-    """Let a residency know what a batch says; returns how many of its events could not be placed.
+class Step(NamedTuple):
+    """One event, taken in."""
+
+    blocks: int
+    """That it names."""
+    placed: bool
+
+
+def apply(payload: bytes, residency: Residency, cleared: Callable[[], None]) -> Iterator[Step]:
+    """Let a residency know what a batch says, an event at each step: whoever goes through them can let others
+    have a turn in between.
 
     `cleared` is called where all blocks are gone. Raises `EventsError`; what came before it holds.
     """
-    lost = 0
     for event in _events(payload):
         match event:
-            case _Stored():
-                if not event.group_idx:
-                    session = SessionKey(event.session_id) if event.session_id is not None else None
-                    lost += not _store(residency, event, session)
+            case _Stored() if not event.group_idx:
+                session = SessionKey(event.session_id) if event.session_id is not None else None
+                yield Step(len(event.block_hashes), _store(residency, event, session))
             case _StoredArray():
-                lost += not _store(residency, event, None)
-            case _Removed():
-                if not event.group_idx:
-                    residency.removed(map(_number, event.block_hashes))
+                yield Step(len(event.block_hashes), _store(residency, event, None))
+            case _Removed() if not event.group_idx:
+                yield _remove(residency, event)
             case _RemovedArray():
-                residency.removed(map(_number, event.block_hashes))
-            case _:
+                yield _remove(residency, event)
+            case _Cleared() | _ClearedArray():
                 residency.clear()
                 cleared()
-    return lost
+                yield Step(0, True)
+            case _:  # of another cache group
+                yield Step(0, True)
+
+
+def _remove(residency: Residency, event: _Removed | _RemovedArray) -> Step:
+    residency.removed(map(_number, event.block_hashes))
+    return Step(len(event.block_hashes), True)
 
 
 def _store(residency: Residency, event: _Stored | _StoredArray, session: SessionKey | None) -> bool:

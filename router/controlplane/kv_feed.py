@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Iterable, Mapping
+from hashlib import blake2b
 from typing import Final, NamedTuple, Protocol
 
 import zmq
@@ -25,12 +26,15 @@ _log = logging.getLogger(__name__)
 _REPLAY_S: Final = 5.0
 """For the next piece of a replay."""
 _AGAIN_S: Final = 2.0
-_MAX_BYTES: Final = 64 * 1024 * 1024
+_MAX_BYTES: Final = 4 * 1024 * 1024
+"""Of a batch, which is what one step of an engine has changed: ten times what a step of 64k tokens says."""
 _BEAT_MS: Final = 2_000
 """A publisher that answers no heartbeat for three of these is gone."""
 
-# Batches in a row before others get their turn of the loop.
+# Batches in a row, and blocks or events of one, before others get their turn of the loop.
 _AT_ONCE: Final = 16
+_BLOCKS_AT_ONCE: Final = 8_192
+_EVENTS_AT_ONCE: Final = 1_024
 
 # What was replayed may come once more, from the publisher: it had been sent meanwhile.
 _REMEMBERED: Final = 2_048
@@ -81,6 +85,7 @@ class KvFeed:
         self._residency = Residency()
         self._next: int | None = None
         self._replayed: deque[tuple[int, bytes]] = deque(maxlen=_REMEMBERED)
+        """Numbers and digests of batches."""
         self._live = False
         self._why = "not connected yet"
         self._batches = self._gaps = self._losses = self._unplaced = 0
@@ -164,7 +169,7 @@ class KvFeed:
 
     async def _take(self, number: int, payload: bytes) -> None:
         if self._next is not None and number < self._next:
-            if (number, payload) in self._replayed:
+            if (number, _digest(payload)) in self._replayed:
                 return
             raise _ResyncError("its numbers went back: another process publishes")
         if self._next is not None and number > self._next:
@@ -174,7 +179,7 @@ class KvFeed:
                 return  # it came with the replay
             if number > self._next:
                 raise _ResyncError(f"{number - self._next} batches are lost")
-        self._apply(number, payload)
+        await self._apply(number, payload)
 
     async def _replay(self, start: int) -> None:
         """Take in what the publisher still has, from a number on. It may have nothing, or no such port."""
@@ -197,8 +202,8 @@ class KvFeed:
                 if self._next is not None and number > self._next:
                     raise _ResyncError(f"{number - self._next} batches are lost")
                 if self._next is None or number == self._next:
-                    self._replayed.append((number, frames[-1]))
-                    self._apply(number, frames[-1])
+                    self._replayed.append((number, _digest(frames[-1])))
+                    await self._apply(number, frames[-1])
                 count += 1
                 if count % _AT_ONCE == 0:
                     await asyncio.sleep(0)
@@ -207,11 +212,18 @@ class KvFeed:
         finally:
             dealer.close(linger=0)
 
-    def _apply(self, number: int, payload: bytes) -> None:
+    async def _apply(self, number: int, payload: bytes) -> None:
         self._next = number + 1
         self._batches += 1
+        blocks = events = 0
         try:
-            self._unplaced += apply(payload, self._residency, self._cleared)
+            for step in apply(payload, self._residency, self._cleared):
+                self._unplaced += not step.placed
+                blocks += step.blocks
+                events += 1
+                if blocks >= _BLOCKS_AT_ONCE or events >= _EVENTS_AT_ONCE:
+                    blocks = events = 0
+                    await asyncio.sleep(0)
         except EventsError as error:
             raise _ResyncError(str(error)) from error
 
@@ -262,6 +274,10 @@ class KvFeeds:
         await self._tasks.close()
         if self._context is not None:
             self._context.destroy(linger=0)
+
+
+def _digest(payload: bytes) -> bytes:
+    return blake2b(payload, digest_size=16).digest()
 
 
 async def _until_lost(monitor: zmq.asyncio.Socket) -> None:

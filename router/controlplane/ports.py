@@ -41,6 +41,6 @@ class AdministeredFleet(Protocol):
         """Raises `KeyError` if the replica is unknown."""
         ...
 
-    def end_session(self, key: SessionKey) -> bool:
-        """Whether there was such a session."""
+    def end_session(self, key: SessionKey) -> Sequence[Session]:
+        """What was known of it, for each model; nothing if there was no such session."""
         ...

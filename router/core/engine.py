@@ -301,13 +301,17 @@ class Engine:
         finally:
             self._rng.setstate(state)
 
-    def will_leave(self, replica: ReplicaId) -> bool:
+    def plan_of(self, policy: str) -> int:
+        """The index of the policy of a name; the default's if it is in force no longer."""
+        return next((index for index, plan in enumerate(self._plans) if plan.name == policy), 0)
+
+    def will_leave(self, replica: ReplicaId, *, plan: int = 0) -> bool:
         """Whether the sessions that live there will have their next turns elsewhere, as things are: it
-        drains, or is short of KV."""
+        drains, or has less KV free than the plan wants, if it wants any."""
         member = self._members.get(replica)
         if member is None or member.draining or member.leaving:
             return True
-        kv_usage = self._plans[0].overload.kv_usage
+        kv_usage = self._plans[plan].overload.kv_usage
         return kv_usage is not None and member.kv_usage is not None and member.kv_usage > kv_usage
 
     def may_retry(self, outcomes: Sequence[Outcome], now: float, *, plan: int = 0) -> bool:
@@ -1022,10 +1026,15 @@ class Engine:
     def _count_followed(self) -> None:
         self._followed = sum(member.residency is not None for member in self._members.values())
 
-    def end_session(self, key: SessionKey) -> bool:
+    def end_session(self, key: SessionKey) -> list[Session]:
         """Forget a session, with every model it used or, by the longer key that `sessions` shows, with one.
-        Whether there was one."""
-        return self._sessions.forget(key) or self._sessions.forget_all(key, Model.session_of) > 0
+        Returns what was known of it, for each model: nothing if there was none."""
+        one = self._sessions.forget(key)
+        return [one] if one is not None else self._sessions.forget_all(key, Model.session_of)
+
+    def holders(self, session: SessionKey) -> tuple[ReplicaId, ...]:
+        """The KV agents and pools that say they hold KV of a session, by the key that goes upstream."""
+        return self._holdings.holders(session) if self._holdings is not None else ()
 
     def _restarted(self, member: Member, now: float) -> None:
         epoch = next(self._epochs)

@@ -74,6 +74,10 @@ class Holdings:
         held = self._held.get(name)
         return None if held is None or session is None else held.sessions.get(session)
 
+    def holders(self, session: SessionKey) -> tuple[ReplicaId, ...]:
+        """Those that name the session."""
+        return tuple(name for name, held in self._held.items() if session in held.sessions)
+
     def capacity_tokens(self, name: ReplicaId) -> int | None:
         held = self._held.get(name)
         return None if held is None else held.capacity_tokens

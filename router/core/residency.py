@@ -16,17 +16,27 @@ _MAX_BLOCKS: Final = 2_000_000
 
 _MAX_SESSIONS: Final = 100_000
 
+MAX_AT_ONCE: Final = 65_536
+"""Blocks that are stored at once: a prompt of a million tokens in blocks of 16."""
+
+# To look for a block in a run, and for the start of a chain from its end, takes the longer the more there
+# are: a feed that is made to take long must not hold up the turns.
+_MAX_RUN: Final = 512
+_MAX_RUNS_OF_A_CHAIN: Final = 1_024
+
 
 class _Run:
     """Consecutive blocks of one chain."""
 
-    __slots__ = ("base", "cut", "hashes", "parent")
+    __slots__ = ("base", "cut", "hashes", "number", "parent")
 
     def __init__(self, base: int, parent: "_Run | None") -> None:
         self.base = base
         """Blocks of the chain before the first of these."""
         self.parent = parent
         """The run that holds the block before the first; `None` at a chain's start."""
+        self.number: int = 0 if parent is None else parent.number + 1
+        """Runs of the chain before this one."""
         self.hashes: list[int] = []
         self.cut = False
         """Some of its blocks were evicted: what is stored in their place is another run, so that nobody who
@@ -61,7 +71,8 @@ class Residency:
     ) -> bool:
         """Blocks that follow one another are there, behind `parent`, by or for a session.
 
-        False where they cannot be placed, as the parent is not known: then nothing is known of the session.
+        False where they cannot be placed, as the parent is not known or the chain is too long or branches too
+        often: then nothing is known of the session. At most `MAX_AT_ONCE`.
         """
         if block_tokens < self._block_tokens or not hashes:
             return True  # a block that is not full yet: nobody hits it but in the whole
@@ -72,17 +83,17 @@ class Residency:
         if parent is not None:
             run = self._blocks.get(parent)
             if run is None:
-                if session is not None:
-                    self._sessions.pop(session, None)
-                return False
+                return self._misplaced(session)
             depth = self._depth(run, parent)
         for hash_ in hashes:
             known = self._blocks.get(hash_)
             if known is not None:
                 run = known
             else:
-                if run is None or run.cut or run.end != depth:
+                if run is None or run.cut or run.end != depth or len(run.hashes) >= _MAX_RUN:
                     run = _Run(depth, run)
+                    if run.number >= _MAX_RUNS_OF_A_CHAIN:
+                        return self._misplaced(session)
                 run.hashes.append(hash_)
                 self._blocks[hash_] = run
             depth += 1
@@ -125,6 +136,11 @@ class Residency:
                 reach = min(reach, parent.end)
             run = parent
         return reach * self._block_tokens
+
+    def _misplaced(self, session: SessionKey | None) -> bool:
+        if session is not None:
+            self._sessions.pop(session, None)
+        return False
 
     @staticmethod
     def _depth(run: _Run, hash_: int) -> int:

@@ -182,19 +182,13 @@ class SessionTable:
         session.reply_tokens = reply_tokens
         return True
 
-    def forget(self, key: SessionKey) -> bool:
-        """Drop a session. False if there was none."""
-        if key not in self._sessions:
-            return False
-        self._drop(key)
-        return True
+    def forget(self, key: SessionKey) -> Session | None:
+        """Drop a session and return it. `None` if there was none."""
+        return self._drop(key) if key in self._sessions else None
 
-    def forget_all(self, session: SessionKey, of: Callable[[SessionKey], SessionKey]) -> int:
-        """Drop those whose key is `of` this session, and return how many. Looks at every key: for people."""
-        keys = [key for key in self._sessions if of(key) == session]
-        for key in keys:
-            self._drop(key)
-        return len(keys)
+    def forget_all(self, session: SessionKey, of: Callable[[SessionKey], SessionKey]) -> list[Session]:
+        """Drop those whose key is `of` this session, and return them. Looks at every key: for people."""
+        return [self._drop(key) for key in tuple(self._sessions) if of(key) == session]
 
     def expire(self, now: float, limit: int = 64) -> int:
         """Drop up to `limit` sessions that have been idle for too long, and return how many."""
@@ -249,8 +243,10 @@ class SessionTable:
     def _is_idle(self, session: Session, now: float) -> bool:
         return now - session.last_turn_at > self.idle_s
 
-    def _drop(self, key: SessionKey) -> None:
-        self._discount(self._sessions.pop(key))
+    def _drop(self, key: SessionKey) -> Session:
+        session = self._sessions.pop(key)
+        self._discount(session)
+        return session
 
     def _count(self, session: Session) -> None:
         working_set = self.working_set(session.home, session.home_epoch)

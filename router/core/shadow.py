@@ -22,6 +22,7 @@ from router.core.observe import FAILURES, Ended, Outcome, Silent
 from router.core.plan import Plan
 from router.core.price import expected_s
 from router.core.request import Turn
+from router.core.session import Session
 from router.core.ticket import Ticket
 
 _KEPT: Final = 100
@@ -263,8 +264,8 @@ class Mirror:
         self._live.drain(replica, on)
         self._tell(lambda shadow: shadow.drain(replica, on))
 
-    def end_session(self, key: SessionKey) -> bool:
-        """Whether there was such a session."""
+    def end_session(self, key: SessionKey) -> list[Session]:
+        """Returns what was known of it."""
         self._tell(lambda shadow: shadow.end_session(key))
         return self._live.end_session(key)
 

@@ -50,7 +50,7 @@ def kv_metrics(agents: AgentSource, prefetches: PrefetchSource, build: Builder) 
         ),
         build.counter(
             "homing_kv_prefetch_hits",
-            "Next turns that went where their KV had been brought.",
+            "Next turns that went where KV of theirs had been brought, or was on its way.",
             "{turn}",
             [({}, prefetches.hits)],
         ),
@@ -59,7 +59,7 @@ def kv_metrics(agents: AgentSource, prefetches: PrefetchSource, build: Builder) 
         ),
         build.counter(
             "homing_kv_prefetch_wasted_bytes",
-            "KV that prefetches brought and the next turn did not use.",
+            "KV that prefetches brought and no turn used.",
             "By",
             [({}, prefetches.wasted_bytes)],
         ),

@@ -9,6 +9,14 @@ from router.telemetry.points import Builder
 
 _MS: Final = 1000.0
 
+_NOT_KNOWN: Final = (
+    "KV events: what lies in its caches is bookkeeping, for the events tell of the live course",
+    "pulls: what is not cached where its turns go is computed there",
+    "KV usage under its own course",
+    "the order in which its queue would have served",
+)
+"""What a shadow decides without, for whoever reads its figures."""
+
 
 def shadow_metrics(shadow: Shadow, build: Builder) -> list[Metric]:
     """Agreement, and what either policy was expected to bring. Labels are bounded: two courses, and kinds."""
@@ -83,6 +91,7 @@ def shadow_fields(shadow: Shadow, limit: int) -> dict[str, object]:
         "moves": {"live": tally.live_moves, "shadow": tally.shadow_moves},
         "refused": {"live": tally.live_refused, "shadow": tally.shadow_refused},
         "pinned": tally.pinned,
+        "not_known": list(_NOT_KNOWN),
         "kinds": [
             {"live": live.value, "shadow": own.value, "turns": count}
             for (live, own), count in sorted(tally.kinds.items())

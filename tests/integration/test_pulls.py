@@ -227,6 +227,18 @@ async def test_a_sessions_end_lets_its_blocks_go() -> None:
         await until(lambda: len(shelf.store) == 0, 5.0)
 
 
+async def test_a_session_that_an_operator_ends_is_let_go_by_the_agents_that_hold_it() -> None:
+    async with pair() as at:
+        session = await at_home_on_r0(at)
+        key = at.body("r0")[1].headers["x-session-id"]
+        for name in ("r0", "r1"):
+            await at.save(name, 8, session=key)
+        shelves = [agent.shelf for agent in at.agents.values()]
+        answer = await at.fleet.admin.delete(f"/api/sessions/{key}")
+        assert (answer.status_code, answer.json()) == (200, {"ended": key}), session
+        await until(lambda: not any(len(shelf.store) for shelf in shelves), 5.0)
+
+
 async def test_a_gateway_is_named_in_every_hint() -> None:
     kv = KvFleet()
     try:

@@ -1,6 +1,6 @@
 import errno
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -87,11 +87,11 @@ class Fleet:
             raise KeyError(replica)
         self.drained.append((replica, on))
 
-    def end_session(self, key: SessionKey) -> bool:
+    def end_session(self, key: SessionKey) -> list[Session]:
         found = [entry for entry in self.table if entry.key == key]
         for entry in found:
             self.table.remove(entry)
-        return bool(found)
+        return found
 
 
 def explain(path: str, body: bytes, session: str | None, tenant: str | None) -> dict[str, object]:
@@ -128,6 +128,7 @@ async def admin(
     explain: Callable[..., dict[str, object]] = explain,
     max_body_bytes: int = 1000,
     reloads: Reloads | None = None,
+    ended: Callable[[Sequence[Session]], None] = lambda _sessions: None,
 ) -> AsyncIterator[Client]:
     sources = AdminSources(
         metrics=lambda: "homing_up 1\n",
@@ -135,6 +136,7 @@ async def admin(
         policy=lambda: "policy: home\n",
         explain=explain,
         reloads=reloads if reloads is not None else Reloads(),
+        ended=ended,
     )
     server = AdminServer(
         fleet if fleet is not None else Fleet(),
@@ -382,12 +384,14 @@ async def test_who_is_not_let_in_reaches_no_endpoint(headers: dict[str, str], st
     assert fleet.drained == []
 
 
-async def test_a_session_can_be_ended_once() -> None:
-    async with admin() as client:
+async def test_a_session_can_be_ended_once_and_whoever_wants_to_know_is_told() -> None:
+    told: list[Session] = []
+    async with admin(ended=told.extend) as client:
         assert await client.ask("DELETE", "/api/sessions/k1", headers=TOKEN) == (200, {"ended": "k1"})
         status, answer = await client.ask("DELETE", "/api/sessions/k1", headers=TOKEN)
         assert status == 404
         assert problem(answer)[0] == "no_such_session"
+    assert [session.key for session in told] == ["k1"]
 
 
 async def test_a_body_beyond_the_limit_is_refused() -> None:

@@ -72,7 +72,7 @@ async def test_a_released_session_is_gone(kv):
     agents = listener(told)
     agents.set_agents(at(agent))
     await until(lambda: told.reports)
-    agents.release("t", SessionKey("s"))
+    agents.release("t", SessionKey("s"), [A, ReplicaId("unknown")])
     await until(lambda: any(SessionKey("s") in report.gone for report in told.reports))
     await agents.close()
 

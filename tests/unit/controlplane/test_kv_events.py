@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from router.base.ids import SessionKey
 from router.controlplane.kv_events import EventsError, apply
-from router.core.residency import Residency
+from router.core.residency import MAX_AT_ONCE, Residency
 
 S = SessionKey("s")
 LONG = (7).to_bytes(32, "big")
@@ -19,7 +19,8 @@ class Cache:
         self.clears = 0
 
     def say(self, *events: object) -> int:
-        return apply(msgspec.msgpack.encode([1.5, list(events), 0]), self.residency, self.clear)
+        raw = msgspec.msgpack.encode([1.5, list(events), 0])
+        return sum(not step.placed for step in apply(raw, self.residency, self.clear))
 
     def clear(self) -> None:
         self.clears += 1
@@ -83,6 +84,11 @@ def test_a_kind_that_is_not_known_says_nothing(cache):
         {"type": "BlockStored"},
         stored("abc"),
         stored([1], block_size="x"),
+        stored([1], block_size=0),
+        stored([1], session_id="s" * 2000),
+        stored(list(range(MAX_AT_ONCE + 1))),
+        {"type": "BlockRemoved", "block_hashes": list(range(MAX_AT_ONCE + 1))},
+        ["BlockRemoved", list(range(MAX_AT_ONCE + 1))],
         5,
         None,
         [],
@@ -98,7 +104,7 @@ def test_what_is_no_event_is_refused(cache, event):
 @given(st.binary(max_size=200))
 def test_bytes_that_are_none_are_refused(raw):
     try:
-        apply(raw, Residency(), lambda: None)
+        list(apply(raw, Residency(), lambda: None))
     except EventsError:
         return
     assert msgspec.msgpack.decode(raw)[1] is not None

@@ -3,14 +3,16 @@
 import asyncio
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 from support.plane import until
 from support.ports import free_pair
 
 from router.base.ids import ReplicaId, SessionKey
 from router.controlplane import kv_feed as module
-from router.controlplane.kv_feed import KvFeeds
+from router.controlplane.kv_feed import KvFeed, KvFeeds
 from router.core.fleet import ReplicaSpec
+from router.core.residency import MAX_AT_ONCE
 from router.simulator.events import REPLAY_PORT, KvEventPublisher
 
 A, S = ReplicaId("a"), SessionKey("s")
@@ -179,6 +181,41 @@ async def test_nonsense_ends_nothing(port, frames):
         await until(lambda: engine.tokens == 16, 5.0)
         source.stored([2], 1, "s")
         await until(lambda: engine.tokens == 32, 5.0)
+
+
+@pytest.mark.parametrize("event", ["large", "of too many blocks"])
+async def test_a_batch_that_no_engine_would_send_is_refused_and_following_begins_anew(port, event):
+    count = 1 if event == "large" else MAX_AT_ONCE + 1
+    padding = bytes(module._MAX_BYTES) if event == "large" else b""
+    batch = [1.0, [{"type": "BlockRemoved", "block_hashes": list(range(count)), "x": padding}]]
+    async with publisher(port) as source, feeds(port) as (engine, made):
+        source.stored([1], None, "s")
+        await until(lambda: engine.tokens == 16)
+        await source._publisher.send_multipart([b"kv", (1).to_bytes(8, "big"), msgspec.msgpack.encode(batch)])
+        await until(lambda: made.status()[0].losses == 1)
+        await until(lambda: engine.tokens == 16, 10.0)
+
+
+async def test_others_have_their_turns_while_a_long_batch_is_taken_in():
+    feed = KvFeed(ReplicaSpec(A, "http://a", kv_events="tcp://127.0.0.1:1"), Engine(), None)
+    turns = 0
+
+    async def others():
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.ensure_future(others())
+    small = [{"type": "BlockRemoved", "block_hashes": [1]}] * (3 * module._EVENTS_AT_ONCE)
+    await feed._apply(0, msgspec.msgpack.encode([1.0, small]))
+    assert turns >= 3
+    turns = 0
+    blocks = list(range(module._BLOCKS_AT_ONCE))
+    large = [{"type": "BlockRemoved", "block_hashes": blocks}] * 3
+    await feed._apply(1, msgspec.msgpack.encode([1.0, large]))
+    assert turns >= 3
+    task.cancel()
 
 
 async def test_a_replica_that_is_gone_is_no_longer_followed(port):

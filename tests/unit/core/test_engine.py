@@ -421,9 +421,27 @@ def test_one_id_with_two_models_has_two_homes() -> None:
         small = play(of, turn("s", 2, model="small"), at)
         expected = Kind.NEW if at == 0 else Kind.HOME
         assert (large.kind, small.kind) == (expected, expected)
-    assert of.end_session(SessionKey("s"))
+    ended = of.end_session(SessionKey("s"))
+    assert {(session.model, session.home) for session in ended} == {("large", A), ("small", B)}
     assert not of.end_session(SessionKey("s"))
     assert of.decide(turn("s", 1, model="large"), 9.0).kind is Kind.NEW
+
+
+def test_sessions_will_leave_a_home_that_drains_or_is_short_of_kv_by_the_policy_that_is_asked_for() -> None:
+    of = engine("a", "b")
+    of.set_plans(
+        [
+            Plan(name="home", strategy=Priced()),
+            Plan(name="strict", strategy=Priced(), overload=Overload(kv_usage=0.9)),
+        ]
+    )
+    assert [of.plan_of(name) for name in ("home", "strict", "gone")] == [0, 1, 0]
+    of.report(A, Report(kv_usage=0.95), 0.0)
+    assert [of.will_leave(A, plan=plan) for plan in (0, 1)] == [False, True]
+    assert [of.will_leave(B, plan=plan) for plan in (0, 1)] == [False, False]
+    of.drain(B, True)
+    assert of.will_leave(B)
+    assert of.will_leave(ReplicaId("unknown"))
 
 
 def test_a_stored_response_is_a_pin_for_its_own_tenant_only() -> None:

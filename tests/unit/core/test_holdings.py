@@ -38,3 +38,13 @@ def test_what_is_lost_holds_nothing() -> None:
     holdings.lost(A)
     assert not holdings.is_up(A)
     assert holdings.tokens(A, S) is None
+
+
+def test_those_that_name_a_session_hold_it() -> None:
+    holdings = Holdings()
+    holdings.report(A, AgentReport(True, ((S, 100),)))
+    holdings.report(ReplicaId("pool"), AgentReport(True, ((S, 0), (T, 5))))
+    assert holdings.holders(S) == (A, "pool")
+    holdings.report(A, AgentReport(False, (), (S,)))
+    assert holdings.holders(S) == ("pool",)
+    assert holdings.holders(SessionKey("unknown")) == ()

@@ -106,6 +106,29 @@ def test_it_is_bounded(monkeypatch):
     assert (len(of), of.tokens(B)) == (4, None)
 
 
+def test_long_chains_are_known_and_evicted_from_their_ends_or_the_middle():
+    of = Residency()
+    store(of, range(3000))
+    store(of, range(3000, 4000), 2999)
+    assert of.tokens(A) == 4000 * 16
+    of.removed(range(3999, 2998, -1))
+    assert (of.tokens(A), len(of)) == (2999 * 16, 2999)
+    of.removed([700])
+    assert of.tokens(A) == 700 * 16
+
+
+def test_a_chain_that_branches_without_end_is_not_followed_for_ever(monkeypatch):
+    monkeypatch.setattr(module, "_MAX_RUNS_OF_A_CHAIN", 3)
+    of = Residency()
+    store(of, [0, 1])
+    for depth in range(2):
+        parent = 10 * depth
+        assert store(of, [parent + 10, parent + 11], parent)
+    assert of.tokens(A) == 4 * 16
+    assert not store(of, [30, 31], 20)
+    assert of.tokens(A) is None
+
+
 class Plain:
     """The same in ten lines: every chain in full."""
 

@@ -211,8 +211,10 @@ def test_a_report_of_a_turn_that_another_has_overtaken_changes_nothing(late: dic
 def test_forgetting_a_session_takes_it_out_of_the_working_set() -> None:
     table = SessionTable()
     bind(table, "s")
-    assert table.forget(key("s"))
-    assert not table.forget(key("s"))
+    forgotten = table.forget(key("s"))
+    assert forgotten is not None
+    assert forgotten.key == key("s")
+    assert table.forget(key("s")) is None
     assert len(table) == 0
     assert table.working_set(A, 0).tokens == 0
 
@@ -316,7 +318,7 @@ def test_working_sets_always_equal_a_recount(script: list[tuple[int, tuple[Any, 
                 if row is not None and known:
                     row.tokens = tokens
             case ("forget", name):
-                assert table.forget(key(name)) == (model.rows.pop(name, None) is not None)
+                assert (table.forget(key(name)) is not None) == (model.rows.pop(name, None) is not None)
             case ("forget_replica", home):
                 table.forget_replica(home)
                 for row in model.rows.values():
@@ -346,7 +348,8 @@ def test_sessions_are_forgotten_by_what_their_key_is_of() -> None:
     for name in ("one", "two", "three"):
         bind(table, name)
     gone = {key("one"), key("three")}
-    assert table.forget_all(SessionKey("x"), lambda each: SessionKey("x" if each in gone else "y")) == 2
+    forgotten = table.forget_all(SessionKey("x"), lambda each: SessionKey("x" if each in gone else "y"))
+    assert {session.key for session in forgotten} == gone
     assert [session.key for session in table.recent(9)] == [key("two")]
     assert table.working_set(A, 0).sessions == 1
-    assert table.forget_all(SessionKey("z"), lambda each: each) == 0
+    assert table.forget_all(SessionKey("z"), lambda each: each) == []
