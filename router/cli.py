@@ -358,6 +358,21 @@ def _stop_event() -> asyncio.Event:
     return stop
 
 
+class _WithFigures(argparse.HelpFormatter):
+    """Adds the default wherever it is a number and the help does not tell it."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        text, default = action.help, action.default
+        if (
+            text is None
+            or "default" in text
+            or isinstance(default, bool)
+            or not isinstance(default, int | float)
+        ):
+            return text
+        return f"{text} (default {default:.15g})"
+
+
 class _Parser(argparse.ArgumentParser):
     """argparse, with the command's help named in every usage error."""
 
@@ -455,7 +470,9 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--json", action="store_true", help="print JSON")
     explain.set_defaults(run=_explain)
 
-    replay = commands.add_parser("replay", help="replay a trace under policies, in virtual time")
+    replay = commands.add_parser(
+        "replay", help="replay a trace under policies, in virtual time", formatter_class=_WithFigures
+    )
     replay.add_argument(
         "trace", type=Path, metavar="TRACE", help="sessions, Mooncake's JSONL or an access log, maybe gzip"
     )
@@ -465,19 +482,21 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE|NAME",
         help="may be repeated: the others are compared to the first (default home)",
     )
-    replay.add_argument("--replicas", type=_whole, default=4, metavar="N")
+    replay.add_argument("--replicas", type=_whole, default=4, metavar="N", help="of the fleet")
     replay.add_argument(
         "--kv-tokens", type=_whole, default=600_000, metavar="N", help="device KV; one is never used"
     )
     replay.add_argument("--host-kv-tokens", type=_count, default=0, metavar="N", help="host KV; 0 = none")
-    replay.add_argument("--kv-bytes-per-token", type=_whole, default=163_840, metavar="N")
-    replay.add_argument("--prefill-tps", type=_rate, default=8000.0, metavar="N", help="tokens a second")
+    replay.add_argument("--kv-bytes-per-token", type=_whole, default=163_840, metavar="N", help="its size")
+    replay.add_argument(
+        "--prefill-tps", type=_rate, default=8000.0, metavar="N", help="prompt tokens a second"
+    )
     replay.add_argument(
         "--decode-tps", type=_rate, default=50.0, metavar="N", help="tokens a second a sequence"
     )
     _add_growth(replay)
-    replay.add_argument("--max-num-seqs", type=_whole, default=256, metavar="N")
-    replay.add_argument("--batch-tokens", type=_whole, default=8192, metavar="N")
+    replay.add_argument("--max-num-seqs", type=_whole, default=256, metavar="N", help="running at once")
+    replay.add_argument("--batch-tokens", type=_whole, default=8192, metavar="N", help="tokens a step")
     replay.add_argument(
         "--host-gbps", type=_rate_or_none, default=400.0, metavar="N", help="host to device; 0 = no host KV"
     )
@@ -501,11 +520,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     replay.add_argument("--sessions", type=_whole, metavar="N", help="so many of the trace's (default all)")
     replay.add_argument(
-        "--max-turns", type=_whole, metavar="N", help="a session's at most, sub-agents' not counted"
+        "--max-turns",
+        type=_whole,
+        metavar="N",
+        help="a session's at most, sub-agents' not counted (default all)",
     )
-    replay.add_argument("--think-cap", type=_duration, default=600.0, metavar="TIME", help="default 600s")
-    replay.add_argument("--seed", type=_count, default=0, metavar="N")
-    replay.add_argument("--seeds", type=_whole, default=1, metavar="N", help="so many, from --seed up")
+    replay.add_argument(
+        "--think-cap",
+        type=_duration,
+        default=600.0,
+        metavar="TIME",
+        help="the longest pause between two turns (default 600s)",
+    )
+    replay.add_argument("--seed", type=_count, default=0, metavar="N", help="of all that is drawn by lot")
+    replay.add_argument("--seeds", type=_whole, default=1, metavar="N", help="runs, each with the next seed")
     replay.add_argument("--json", action="store_true", help="print JSON")
     replay.add_argument("--report", type=Path, metavar="FILE", help="write an HTML page with plots")
     replay.set_defaults(run=_replay)

@@ -16,7 +16,7 @@ from router.kv.local import NewBlock, SchedulerClient, WorkerClient
 from support.kv import NAMESPACE, SECRET, content
 
 
-async def until(condition, *, within=5.0, what=""):
+async def until(condition, *, within=20.0, what=""):
     """Wait for it; its value."""
     end = time.monotonic() + within
     while not (value := condition()):

@@ -190,3 +190,26 @@ def test_a_kv_server_whose_port_is_taken_says_so(tmp_path, taken):
     _, errors = process.communicate(timeout=20)
     assert process.returncode == 1
     assert errors == "homing: KV gateway a: 127.0.0.1: Address already in use\n"
+
+
+def test_the_help_of_a_replay_tells_every_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["replay", "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    for flag, default in (
+        ("--policy", "home"),
+        ("--replicas", "4"),
+        ("--kv-tokens", "600000"),
+        ("--host-kv-tokens", "0"),
+        ("--kv-bytes-per-token", "163840"),
+        ("--prefill-tps", "8000"),
+        ("--prefill-double-tokens", "0"),
+        ("--max-num-seqs", "256"),
+        ("--batch-tokens", "8192"),
+        ("--host-gbps", "400"),
+        ("--sessions", "all"),
+        ("--think-cap", "600s"),
+        ("--seeds", "1"),
+    ):
+        text = told.rsplit(f" {flag} ", 1)[1].split(" --", 1)[0]
+        assert f"default {default}" in text, flag
