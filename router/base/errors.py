@@ -28,6 +28,8 @@ class ErrorKind(StrEnum):
     """The replica that stores the response that this request refers to is gone or down."""
     UPSTREAM_FAILED = "upstream_failed"
     """Replicas failed before the first byte of an answer, and no further attempt is allowed."""
+    UPSTREAM_DIED = "upstream_died"
+    """Replicas died holding the turn, as many as its policy allows: its prompt may be what felled them."""
     UPSTREAM_TIMEOUT = "upstream_timeout"
     """A replica gave no first byte, or no end, in time."""
     HELD_BYTES_FULL = "held_bytes_full"

@@ -62,6 +62,9 @@ _MAX_MODELS: Final = 1024
 _EXPIRE_EVERY_S: Final = 0.05
 _EXPIRE_MOST: Final = 2048
 
+# How an attempt ends at a replica that is not there (any more).
+_GONE: Final = frozenset({Outcome.DIED, Outcome.CONNECT_FAILED})
+
 # Share of a pull that makes it one which succeeded.
 _CAME: Final = 0.8
 
@@ -320,6 +323,10 @@ class Engine:
         deaths = sum(outcome is Outcome.DIED for outcome in outcomes)
         if len(outcomes) > retry.attempts or deaths > retry.after_death:
             return False
+        # The budget keeps retries from multiplying the load of a fleet that fails. What a replica had that is
+        # gone is moved, not multiplied; and all of it comes at once.
+        if outcomes[-1] in _GONE:
+            return True
         budget = self._budgets[plan]
         budget.deposit(now, self._served[plan] - self._deposited[plan])
         self._deposited[plan] = self._served[plan]

@@ -48,11 +48,12 @@ class Retry:
 
     attempts: int = 2
     """Further attempts at most."""
-    after_death: int = 0
+    after_death: int = 1
     """Further attempts after a replica died holding the turn: a prompt that fells one engine must not
     fell them all."""
     budget: float = 0.2
-    """Retries across the fleet as a share of requests, on top of a small constant rate."""
+    """Retries across the fleet as a share of requests, on top of a small constant rate. What had a replica
+    that is gone takes nothing from it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

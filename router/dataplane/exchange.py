@@ -489,9 +489,11 @@ class Exchange(Receiver):
             return
         tried = "" if len(self._failed) < 2 else f" (tried: {', '.join(self._failed)})"
         hint = ""
+        kind = ErrorKind.UPSTREAM_FAILED
         if outcome is Outcome.DIED:
+            kind = ErrorKind.UPSTREAM_DIED
             hint = (
-                "; the turn was not tried elsewhere, since a prompt that fells one engine may fell others:"
+                "; the turn was not tried further, since a prompt that fells engines must not fell them all:"
                 " send it again if it is not to blame"
             )
         self._forget_answer()
@@ -499,7 +501,7 @@ class Exchange(Receiver):
         if outcome is Outcome.SHORTAGE:
             self._refuse(Refused(ErrorKind.SHORTAGE, message, retry_after_s=1.0))
         else:
-            self._refuse(Refused(ErrorKind.UPSTREAM_FAILED, message))
+            self._refuse(Refused(kind, message))
 
     def given_up_on(self, replica: ReplicaId, why: str) -> None:
         """The replica answers nobody any more. A turn of which nothing has come may move on: what ails a

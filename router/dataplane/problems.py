@@ -26,6 +26,7 @@ _SHAPES: Final = {
     ErrorKind.QUEUE_EXPIRED: _Shape(429, "rate_limit_error", "rate_limit_error"),
     ErrorKind.PINNED_GONE: _Shape(503, "service_unavailable", "overloaded_error"),
     ErrorKind.UPSTREAM_FAILED: _Shape(502, "upstream_error", "api_error"),
+    ErrorKind.UPSTREAM_DIED: _Shape(502, "upstream_error", "api_error"),
     ErrorKind.UPSTREAM_TIMEOUT: _Shape(504, "upstream_timeout", "timeout_error"),
     ErrorKind.HELD_BYTES_FULL: _Shape(503, "service_unavailable", "overloaded_error"),
     ErrorKind.SHORTAGE: _Shape(503, "service_unavailable", "overloaded_error"),
@@ -60,6 +61,9 @@ def headers_of(refusal: Refused) -> bytes:
         lines = b"retry-after: %d\r\n" % max(1, round(refusal.retry_after_s))
     if refusal.kind is ErrorKind.UNAUTHORIZED:
         lines += b"www-authenticate: Bearer\r\n"
+    if refusal.kind is ErrorKind.UPSTREAM_DIED:
+        # The OpenAI and Anthropic SDKs send a 502 again unasked, unless they are told not to.
+        lines += b"x-should-retry: false\r\n"
     if isinstance(refusal, HttpRefused) and refusal.allow:
         lines += b"allow: %b\r\n" % refusal.allow.encode("ascii")
     return lines

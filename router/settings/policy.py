@@ -131,7 +131,7 @@ class Retry(Model):
 
     @model_validator(mode="after")
     def _death_within_attempts(self) -> Self:
-        if self.after_death > self.attempts:
+        if "after_death" in self.model_fields_set and self.after_death > self.attempts:
             raise ValueError(f"after_death ({self.after_death}) is more than attempts ({self.attempts})")
         return self
 

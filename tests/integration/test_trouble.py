@@ -125,21 +125,47 @@ async def test_an_answer_cut_before_its_first_byte_moves_on_if_the_replica_lives
             assert "tried: " in str(response.json()["error"])
 
 
-async def test_a_turn_that_a_replica_died_holding_is_not_sent_to_another() -> None:
-    async with raw_replica(hang) as one, raw_replica(hang) as two, data_plane([one.url, two.url]) as plane:
-        async with raw_client(plane.port) as client:
-            await client.send(post(chat("poison")))
-            await until(lambda: len(one.requests) + len(two.requests) == 1)
-            victim = one if one.requests else two
+async def test_a_turn_that_a_replica_died_holding_goes_to_another_and_fells_no_third() -> None:
+    async with (
+        raw_replica(hang) as one,
+        raw_replica(hang) as two,
+        raw_replica(hang) as three,
+        data_plane([one.url, two.url, three.url]) as plane,
+        raw_client(plane.port) as client,
+    ):
+        standing = [one, two, three]
+        await client.send(post(chat("poison")))
+        for _ in range(2):
+            await until(lambda: any(replica.requests for replica in standing))
+            victim = next(replica for replica in standing if replica.requests)
+            standing.remove(victim)
             await victim.stop()
-            response = await client.response()
-            assert response.status == 502
-            assert "fells one engine" in str(response.json()["error"])
-            assert len(one.requests) + len(two.requests) == 1
+        response = await client.response()
+        assert response.status == 502
+        assert "fells engines" in str(response.json()["error"])
+        assert response.json()["error"]["code"] == "upstream_died"
+        assert response.headers["x-should-retry"] == "false"
+        assert standing[0].requests == []
 
 
-async def test_a_policy_may_allow_an_attempt_after_a_death() -> None:
-    plan = Plan(name="p", strategy=Priced(), retry=Retry(after_death=1))
+async def test_a_turn_whose_replica_died_is_answered_by_another() -> None:
+    async with (
+        raw_replica(hang) as one,
+        raw_replica(hang) as two,
+        data_plane([one.url, two.url]) as plane,
+        raw_client(plane.port) as client,
+    ):
+        await client.send(post(chat()))
+        await until(lambda: one.requests or two.requests)
+        victim, other = (one, two) if one.requests else (two, one)
+        other.answer = ok
+        await victim.stop()
+        response = await client.response()
+        assert (response.status, response.headers["x-homing-decision"]) == (200, "failover")
+
+
+async def test_a_policy_may_allow_no_attempt_after_a_death() -> None:
+    plan = Plan(name="p", strategy=Priced(), retry=Retry(after_death=0))
     async with (
         raw_replica(hang) as one,
         raw_replica(hang) as two,
@@ -147,11 +173,12 @@ async def test_a_policy_may_allow_an_attempt_after_a_death() -> None:
         raw_client(plane.port) as client,
     ):
         await client.send(post(chat()))
-        await until(lambda: len(one.requests) + len(two.requests) == 1)
+        await until(lambda: one.requests or two.requests)
         victim, other = (one, two) if one.requests else (two, one)
-        other.answer = ok
         await victim.stop()
-        assert (await client.response()).status == 200
+        response = await client.response()
+        assert (response.status, response.json()["error"]["code"]) == (502, "upstream_died")
+        assert other.requests == []
 
 
 async def test_a_request_that_met_a_closed_idle_connection_goes_again_to_the_same_replica() -> None:
@@ -182,8 +209,13 @@ async def test_a_replica_that_went_away_idle_does_not_fail_the_next_turn() -> No
             assert (response.status, response.headers["x-homing-decision"]) == (200, "failover")
 
 
-async def test_a_prompt_that_fells_its_engine_at_once_on_a_connection_in_use_fells_no_second_one() -> None:
-    async with raw_replica(ok) as one, raw_replica(ok) as two, data_plane([one.url, two.url]) as plane:
+async def test_a_prompt_that_fells_its_engine_at_once_on_a_connection_in_use_counts_as_a_death() -> None:
+    plan = Plan(name="p", strategy=Priced(), retry=Retry(after_death=0))
+    async with (
+        raw_replica(ok) as one,
+        raw_replica(ok) as two,
+        data_plane([one.url, two.url], plan=plan) as plane,
+    ):
         async with raw_client(plane.port) as client:
             replicas = {"r0": one, "r1": two}
             home = await home_of(plane, client)
@@ -196,7 +228,7 @@ async def test_a_prompt_that_fells_its_engine_at_once_on_a_connection_in_use_fel
             victim.answer = die
             response = await client.exchange(post(chat("poison"), "X-Session-ID: one"))
             assert response.status == 502
-            assert "fells one engine" in str(response.json()["error"])
+            assert "fells engines" in str(response.json()["error"])
             assert [request.connection for request in victim.requests] == [0, 0]
             assert other.requests == []
 

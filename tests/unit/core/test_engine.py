@@ -741,6 +741,17 @@ def test_retries_end_with_the_attempts_the_death_and_the_budget() -> None:
     assert 0 < granted < 100
 
 
+def test_turns_of_a_replica_that_is_gone_move_on_whatever_the_budget_says_and_once_after_a_death() -> None:
+    of = engine("a", plan=Plan(name="p", strategy=Priced(), retry=Retry(budget=0.0)))
+    while of.may_retry((Outcome.CUT,), 0.0):
+        pass
+    assert all(of.may_retry((Outcome.DIED,), 0.0) for _ in range(1000))
+    assert all(of.may_retry((Outcome.CONNECT_FAILED, Outcome.CONNECT_FAILED), 0.0) for _ in range(1000))
+    assert of.may_retry((Outcome.DIED, Outcome.CONNECT_FAILED), 0.0)
+    assert not of.may_retry((Outcome.DIED, Outcome.DIED), 0.0)
+    assert not of.may_retry((Outcome.DIED, Outcome.CUT), 0.0)
+
+
 # --- observers --------------------------------------------------------------------------------------
 
 

@@ -33,6 +33,8 @@ def test_moving_home_may_be_free_but_a_stall_must_be_a_time():
 
 def test_attempts_after_a_death_are_attempts():
     assert policy(retry={"attempts": 2, "after_death": 2}).retry.after_death == 2
+    # Without further attempts none after a death is asked for either.
+    assert policy(retry={"attempts": 0}).retry.attempts == 0
     with pytest.raises(ValidationError, match="more than attempts"):
         policy(retry={"attempts": 0, "after_death": 1})
 
