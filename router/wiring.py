@@ -18,6 +18,7 @@ from router.base.system import open_files
 from router.controlplane.admin import AdminServer, AdminSources
 from router.controlplane.certificate import certificate_watch
 from router.controlplane.discovery import Discovery, Source
+from router.controlplane.insight import InsightSources
 from router.controlplane.kv_agents import AgentAddress, KvAgents
 from router.controlplane.kv_feed import KvFeeds
 from router.controlplane.prefetch import Prefetcher
@@ -49,16 +50,19 @@ from router.settings.load import Loaded
 from router.settings.sources import files_of
 from router.telemetry.access_log import AccessLog, access_log_metrics
 from router.telemetry.bill import bill
-from router.telemetry.breaks import break_fields, session_breaks
+from router.telemetry.breaks import break_fields, breaks_overview, session_breaks
 from router.telemetry.control import discovery_metrics, feed_metrics, reload_metrics
 from router.telemetry.counters import Counters
 from router.telemetry.fanout import Fanout
 from router.telemetry.health_log import HealthLog
+from router.telemetry.history import History
 from router.telemetry.kv import kv_metrics
 from router.telemetry.log_file import LogFile
 from router.telemetry.metrics import Metrics, Section
+from router.telemetry.moves import Moves
 from router.telemetry.recent import RecentDecisions
 from router.telemetry.shadow import shadow_fields, shadow_metrics
+from router.telemetry.timelines import Timelines
 
 _log = logging.getLogger(__name__)
 
@@ -107,11 +111,21 @@ class Router:
         plans = build_plans(loaded)
         self.counters = Counters()
         self.recent = RecentDecisions(self.clock)
+        self.history = History(self.clock)
+        self.timelines = Timelines(self.clock)
+        self.moves = Moves(self.clock)
         self.chains = ChainWatch()
         secret = secrets.secret or _NO_SECRET
         path = config.telemetry.access_log
         self.access_log = LogFile(path) if path is not None else None
-        observers: list[Observer] = [self.counters, self.recent, HealthLog()]
+        observers: list[Observer] = [
+            self.counters,
+            self.recent,
+            self.history,
+            self.timelines,
+            self.moves,
+            HealthLog(),
+        ]
         self.holdings = Holdings()
         if self.access_log is not None:
             observers.append(AccessLog(self.access_log, secret=secret))
@@ -175,14 +189,23 @@ class Router:
             self.clock,
             AdminSources(
                 metrics=metrics.text,
-                decisions=self.recent.newest,
                 policy=lambda: self._policy_text,
                 explain=self.explain,
                 reloads=self.reloader,
+                insight=InsightSources(
+                    decisions=self.recent.newest,
+                    decision=self.recent.find,
+                    history=self.history,
+                    timeline=self.timelines.of,
+                    moves=self.moves.fields,
+                    breaks=lambda limit, now: breaks_overview(self.chains, limit, now),
+                    session=lambda key, now: session_breaks(self.chains, key, now),
+                ),
                 discovery=self.discovery.status,
                 feeds=self.feeds.status,
                 ended=self._let_go,
-                session=lambda key, now: session_breaks(self.chains, key, now),
+                agents=self.kv_agents.faults,
+                policies=lambda: [plan.name for plan in self.engine.plans],
                 shadow=partial(shadow_fields, self.shadow) if self.shadow is not None else None,
                 stopping=lambda: self.dataplane.stopping,
             ),

@@ -17,6 +17,8 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from router import __version__
+from router.base.build import kind_of_build
 from router.base.clock import Clock
 from router.base.errors import ErrorKind, HomingError, Refused
 from router.base.ids import ReplicaId, SessionKey
@@ -24,42 +26,21 @@ from router.base.system import system_words
 from router.controlplane.answers import Problem, decode, json_answer, proper_answers, read_body, read_limit
 from router.controlplane.discovery import SourceStatus
 from router.controlplane.guard import Caller, Guard, is_loopback
+from router.controlplane.insight import Insight, InsightSources
 from router.controlplane.kv_feed import FeedStatus
+from router.controlplane.overview import fleet_totals, is_ready, notices, why_not_ready
+from router.controlplane.pages import Pages
 from router.controlplane.ports import AdministeredFleet
 from router.controlplane.reload import Outcome, Reload
 from router.core.fleet import ReplicaStatus
-from router.core.health import State
 from router.core.session import Session
 
 _log = logging.getLogger(__name__)
 
 _SHUTDOWN_S: Final = 1.0
 
-_READY: Final = frozenset({State.HEALTHY, State.PROBATION})
-
 # Faults of the request that is to be explained. Any other refusal is the fleet's condition: 409.
 _BAD_INPUT: Final = frozenset({ErrorKind.BAD_REQUEST, ErrorKind.NOT_FOUND})
-
-_PAGE: Final = """\
-<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<title>Homing</title>
-<h1>Homing</h1>
-<ul>
-<li><a href="/readyz">Ready?</a></li>
-<li><a href="/api/replicas">Replicas</a></li>
-<li><a href="/api/discovery">Discovery</a></li>
-<li><a href="/api/kv-events">KV events</a></li>
-<li><a href="/api/sessions">Sessions</a></li>
-<li><a href="/api/decisions">Decisions</a></li>
-<li><a href="/api/policy">Policy</a></li>
-<li><a href="/api/shadow">Shadow</a></li>
-<li><a href="/api/reload">Last reload</a></li>
-<li><a href="/metrics">Metrics</a></li>
-</ul>
-</html>
-"""
 
 
 class ExplainRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -108,20 +89,21 @@ class AdminSources:
 
     metrics: Callable[[], str]
     """Prometheus text."""
-    decisions: Callable[[int], list[dict[str, object]]]
-    """The last ones, newest first, at most as many as asked for."""
     policy: Callable[[], str]
     """The policy in force, as YAML."""
     explain: Explain
     reloads: Reloads
+    insight: InsightSources
     discovery: Callable[[], Sequence[SourceStatus]] = tuple
     """The sources that replicas are found by."""
     feeds: Callable[[], Sequence[FeedStatus]] = tuple
     """The KV events that are followed."""
-    session: Callable[[SessionKey, float], Mapping[str, object]] = lambda _key, _now: {}
-    """What else is known of a session, by its key in the table and at a time."""
     ended: Callable[[Sequence[Session]], None] = lambda _sessions: None
     """Is told of sessions that were ended here."""
+    agents: Callable[[], Mapping[ReplicaId, str]] = dict
+    """KV agents and gateways, and why they are not there; "" for those that are."""
+    policies: Callable[[], Sequence[str]] = tuple
+    """Names of the policies in force, the default first."""
     shadow: Callable[[int], Mapping[str, object]] | None = None
     """What the shadow policy would have done, with at most so many disagreements; `None` = there is none."""
     stopping: Callable[[], bool] = lambda: False
@@ -152,6 +134,10 @@ class AdminServer:
         self._token = token or secrets.token_urlsafe(32)
         self._allowed_hosts = tuple(allowed_hosts)
         self._max_body_bytes = max_body_bytes
+        self._pages = Pages()
+        self._insight = Insight(fleet, clock, sources.insight)
+        self._started_at = clock.now()
+        self._instance = secrets.token_hex(8)
         self._runner: web.AppRunner | None = None
         self._port = 0
 
@@ -175,7 +161,13 @@ class AdminServer:
                 f"the admin API on {host} can be reached from other machines and has no token: give "
                 "one (admin.token_file or HOMING_ADMIN_TOKEN), or listen on 127.0.0.1"
             )
-        guard = Guard(host, token=self._token, allowed_hosts=self._allowed_hosts, read_only=("/api/explain",))
+        guard = Guard(
+            host,
+            token=self._token,
+            allowed_hosts=self._allowed_hosts,
+            read_only=("/api/explain",),
+            pages=self._pages.paths,
+        )
         runner = web.AppRunner(
             self._application(guard), access_log=None, shutdown_timeout=_SHUTDOWN_S, handle_signals=False
         )
@@ -208,7 +200,9 @@ class AdminServer:
             middlewares=[proper_answers, _guarded_by(guard)], client_max_size=self._max_body_bytes
         )
         routes = app.router
-        routes.add_get("/", self._index)
+        routes.add_get("/", self._pages.index)
+        routes.add_get("/ui/{name}", self._pages.file)
+        routes.add_get("/api/overview", self._overview)
         routes.add_get("/livez", self._livez)
         routes.add_get("/readyz", self._readyz)
         routes.add_get("/metrics", self._metrics)
@@ -216,19 +210,50 @@ class AdminServer:
         routes.add_post("/api/replicas/{name}/drain", self._drain)
         routes.add_get("/api/discovery", self._discovery)
         routes.add_get("/api/kv-events", self._kv_events)
-        routes.add_get("/api/sessions", self._sessions)
+        routes.add_get("/api/kv-agents", self._kv_agents)
         routes.add_delete("/api/sessions/{key}", self._end_session)
-        routes.add_get("/api/decisions", self._decisions)
         routes.add_get("/api/policy", self._policy)
         routes.add_get("/api/shadow", self._shadow)
         routes.add_put("/api/policy", self._put_policy)
         routes.add_get("/api/reload", self._last_reload)
         routes.add_post("/api/reload", self._reload)
         routes.add_post("/api/explain", self._explain)
+        self._insight.add_to(routes)
         return app
 
-    async def _index(self, _request: web.Request) -> web.Response:
-        return web.Response(text=_PAGE, content_type="text/html")
+    async def _overview(self, _request: web.Request) -> web.Response:
+        now = self._clock.now()
+        sources = self._sources
+        statuses = self._fleet.replicas(now)
+        stopping = sources.stopping()
+        found = notices(
+            statuses,
+            sources.reloads.last,
+            sources.discovery(),
+            sources.feeds(),
+            sources.agents(),
+            stopping=stopping,
+        )
+        return json_answer(
+            {
+                "router": {
+                    "version": __version__,
+                    "build": kind_of_build(),
+                    "instance": self._instance,
+                    "up_s": now - self._started_at,
+                },
+                "ready": is_ready(statuses) and not stopping,
+                "policies": list(sources.policies()),
+                "shadow": sources.shadow is not None,
+                "notices": [notice._asdict() for notice in found],
+                "fleet": {
+                    **fleet_totals(statuses),
+                    "held": sum(status.held for status in statuses),
+                    "sessions_known": self._fleet.session_count(),
+                },
+                "lately": sources.insight.history.lately(),
+            }
+        )
 
     async def _livez(self, _request: web.Request) -> web.Response:
         return json_answer({"live": True})
@@ -237,9 +262,9 @@ class AdminServer:
         if self._sources.stopping():
             return json_answer({"ready": False, "reasons": ["the router is stopping"]}, status=503)
         replicas = self._fleet.replicas(self._clock.now())
-        if any(status.health in _READY and not status.draining for status in replicas):
+        if is_ready(replicas):
             return json_answer({"ready": True, "reasons": []})
-        reasons = [_why_not_ready(status) for status in replicas] or ["there are no replicas"]
+        reasons = [why_not_ready(status) for status in replicas] or ["there are no replicas"]
         return json_answer({"ready": False, "reasons": reasons}, status=503)
 
     async def _metrics(self, _request: web.Request) -> web.Response:
@@ -250,13 +275,22 @@ class AdminServer:
 
     async def _replicas(self, _request: web.Request) -> web.Response:
         replicas = self._fleet.replicas(self._clock.now())
-        return json_answer({"replicas": [_replica_fields(status) for status in replicas]})
+        lately = self._sources.insight.history.replicas()
+        return json_answer(
+            {"replicas": [_replica_fields(status) | {"lately": lately.get(status.id)} for status in replicas]}
+        )
 
     async def _discovery(self, _request: web.Request) -> web.Response:
         return json_answer({"sources": [status._asdict() for status in self._sources.discovery()]})
 
     async def _kv_events(self, _request: web.Request) -> web.Response:
         return json_answer({"feeds": [status._asdict() for status in self._sources.feeds()]})
+
+    async def _kv_agents(self, _request: web.Request) -> web.Response:
+        agents = self._sources.agents()
+        return json_answer(
+            {"agents": [{"agent": name, "up": not fault, "why": fault} for name, fault in agents.items()]}
+        )
 
     async def _drain(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
@@ -271,14 +305,6 @@ class AdminServer:
         _log.info("replica %s: %s by the admin API", name, "drained" if order.on else "given turns again")
         return json_answer({"replica": name, "draining": order.on})
 
-    async def _sessions(self, request: web.Request) -> web.Response:
-        now = self._clock.now()
-        sessions = self._fleet.sessions(read_limit(request))
-        more = self._sources.session
-        return json_answer(
-            {"sessions": [{**_session_fields(each, now), **more(each.key, now)} for each in sessions]}
-        )
-
     async def _end_session(self, request: web.Request) -> web.Response:
         key = request.match_info["key"]
         ended = self._fleet.end_session(SessionKey(key))
@@ -288,9 +314,6 @@ class AdminServer:
             )
         self._sources.ended(ended)
         return json_answer({"ended": key})
-
-    async def _decisions(self, request: web.Request) -> web.Response:
-        return json_answer({"decisions": self._sources.decisions(read_limit(request))})
 
     async def _shadow(self, request: web.Request) -> web.Response:
         shadow = self._sources.shadow
@@ -362,32 +385,11 @@ def _guarded_by(guard: Guard) -> Middleware:
     return guarded
 
 
-def _why_not_ready(status: ReplicaStatus) -> str:
-    if status.draining:
-        return f"{status.id} is {'leaving the fleet' if status.leaving else 'draining'}"
-    return f"{status.id} is {status.health}" + (f": {status.why}" if status.why else "")
-
-
 def _replica_fields(status: ReplicaStatus) -> dict[str, object]:
     fields: dict[str, object] = status._asdict()
     fields["name"] = fields.pop("id")
     fields["report"] = status.report._asdict() if status.report is not None else None
     return fields
-
-
-def _session_fields(session: Session, now: float) -> dict[str, object]:
-    return {
-        "key": session.key,
-        "model": session.model,
-        "tenant": session.tenant,
-        "home": session.home,
-        "resident_tokens": session.resident_tokens,
-        "turns": session.turns,
-        "moves": session.moves,
-        "source": session.source,
-        "age_s": now - session.created_at,
-        "idle_s": now - session.last_turn_at,
-    }
 
 
 def _cannot_listen(error: OSError, host: str, port: int) -> HomingError:

@@ -65,7 +65,9 @@ async def proper_answers(request: web.Request, handler: Handler) -> web.StreamRe
     except Exception:  # noqa: BLE001 - the last stop: logged here, told to the caller without its inside
         _log.exception("admin API: %s %s failed", request.method, request.path)
         response = _error(500, "internal", "the router failed to answer; its log says why")
-    response.headers.update(_SECURITY_HEADERS)
+    for name, value in _SECURITY_HEADERS.items():
+        # A page's own policy says what it may load.
+        response.headers.setdefault(name, value)
     return response
 
 
@@ -97,7 +99,14 @@ def decode(body: bytes, form: type[_Form]) -> _Form:
 
 def read_limit(request: web.Request) -> int:
     """How many rows `?limit=` asks for. Raises `Problem`."""
-    text = request.query.get("limit", str(_DEFAULT_LIMIT))
-    if text.isascii() and text.isdecimal() and len(text) < 10 and 1 <= int(text) <= _MAX_LIMIT:
+    return read_number(request, "limit", _DEFAULT_LIMIT, least=1, most=_MAX_LIMIT)
+
+
+def read_number(request: web.Request, name: str, default: int, *, least: int, most: int) -> int:
+    """A whole number of the query. Raises `Problem`."""
+    text = request.query.get(name)
+    if text is None:
+        return default
+    if text.isascii() and text.isdecimal() and len(text) < 10 and least <= int(text) <= most:
         return int(text)
-    raise Problem(400, "bad_limit", f"`limit` is a whole number from 1 to {_MAX_LIMIT}, not {text!r}")
+    raise Problem(400, f"bad_{name}", f"`{name}` is a whole number from {least} to {most}, not {text!r}")

@@ -58,21 +58,30 @@ class Guard:
 
     `token` guards every write and, unless `host` is loopback, every request but `/livez` and `/readyz`.
     `allowed_hosts` are further names that people reach the listener by, without ports. `read_only` are
-    paths whose POST changes nothing.
+    paths whose POST changes nothing. `pages` tell nothing of the router, and are read without the token: a
+    browser that opens one has no way to send it.
     """
 
     def __init__(
-        self, host: str, *, token: str, allowed_hosts: Iterable[str] = (), read_only: Iterable[str] = ()
+        self,
+        host: str,
+        *,
+        token: str,
+        allowed_hosts: Iterable[str] = (),
+        read_only: Iterable[str] = (),
+        pages: Iterable[str] = (),
     ) -> None:
         names = (host, *_LOOPBACK_NAMES, *allowed_hosts)
         self._names = frozenset(_bare(name) for name in names)
         self._token = token.encode()
         self._open_to_local_reads = is_loopback(host)
         self._read_only = frozenset(read_only)
+        self._pages = frozenset(pages)
 
     def check(self, caller: Caller) -> Rejection | None:
         """`None` lets the caller in."""
-        is_open = caller.path in _OPEN_PATHS and caller.method in ("GET", "HEAD")
+        gets = caller.method in ("GET", "HEAD")
+        is_open = gets and caller.path in _OPEN_PATHS
         # Whether it is up is no secret, and whoever asks that knows it by many names.
         if not is_open and (rejection := self._check_host(caller)) is not None:
             return rejection
@@ -83,9 +92,9 @@ class Guard:
                 "requests from web pages of another origin are refused; call the API from its own page or "
                 "from a program",
             )
-        if is_open:
+        if is_open or (gets and caller.path in self._pages):
             return None
-        reads = caller.method in ("GET", "HEAD") or caller.path in self._read_only
+        reads = gets or caller.path in self._read_only
         if (reads and self._open_to_local_reads) or self._has_token(caller):
             return None
         what = "this listener is not loopback, so every request" if reads else "every write"

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from router.base.ids import ReplicaId, SessionKey
-from router.core.fleet import ModelCard, ReplicaSpec, ReplicaStatus, Report
+from router.core.fleet import ModelCard, ReplicaSpec, ReplicaStatus, Report, Resident
+from router.core.queue import Held
 from router.core.session import Session
 
 
@@ -35,6 +36,20 @@ class AdministeredFleet(Protocol):
 
     def sessions(self, limit: int) -> Sequence[Session]:
         """Newest first."""
+        ...
+
+    def sessions_of(self, key: SessionKey) -> Sequence[Session]:
+        """Those that a key names, for one model or for all."""
+        ...
+
+    def session_count(self) -> int: ...
+
+    def whereabouts(self, key: SessionKey) -> Sequence[Resident]:
+        """What lies of a session where; the most first."""
+        ...
+
+    def held_turns(self, limit: int) -> Sequence[Held]:
+        """The longest waiting first."""
         ...
 
     def drain(self, replica: ReplicaId, on: bool) -> None:

@@ -7,6 +7,7 @@ goes first. Decides nothing: routing is the same without it.
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from heapq import nlargest
 from typing import Final, NamedTuple
 
 from router.base.ids import SessionKey
@@ -147,6 +148,11 @@ class ChainWatch:
         """A session's last break; `None` where there was none or it is no longer kept."""
         watched = self._sessions.get(key)
         return watched.last if watched is not None else None
+
+    def latest(self, most: int) -> list[tuple[SessionKey, Break]]:
+        """Sessions whose chain broke, the one with the latest break first. Looks at all: for people."""
+        broken = [(key, each.last) for key, each in self._sessions.items() if each.last is not None]
+        return nlargest(most, broken, key=lambda one: one[1].at)
 
     def counts(self, key: SessionKey) -> Mapping[Cause, int]:
         """A session's breaks by cause."""

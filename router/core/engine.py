@@ -14,7 +14,7 @@ from typing import Final, NoReturn
 from router.base.errors import ErrorKind, Refused
 from router.base.ids import OPEN_TENANT, ReplicaId, SessionKey, TenantId
 from router.core.decide import Choice, Decision, FleetView, Kind, Pulls, make_candidate
-from router.core.fleet import ModelCard, ReplicaSpec, ReplicaStatus, Report
+from router.core.fleet import ModelCard, ReplicaSpec, ReplicaStatus, Report, Resident
 from router.core.health import (
     Event,
     ProbeFailed,
@@ -46,7 +46,7 @@ from router.core.request import Turn
 from router.core.residency import Residency
 from router.core.retry import RetryBudget
 from router.core.ring import Ring
-from router.core.session import Session, SessionTable
+from router.core.session import OWN_DIGITS, Session, SessionTable
 from router.core.stored import Stored, StoredResponses
 from router.core.ticket import Ticket
 from router.core.waiting import Rank, Waiting
@@ -1222,6 +1222,35 @@ class Engine:
     def sessions(self, limit: int) -> list[Session]:
         """The sessions with the latest turns, newest first."""
         return self._sessions.recent(limit)
+
+    def sessions_of(self, key: SessionKey) -> list[Session]:
+        """Those that a key names: by the longer key that `sessions` shows, one; by a session's own, one for
+        each model that it used."""
+        table = self._sessions
+        keys = [key, *(model.key(key) for model in self._models.values())]
+        return [session for each in keys if (session := table.find(each)) is not None]
+
+    def session_count(self) -> int:
+        """Sessions in the table, those included that have been idle for too long and are not dropped yet."""
+        return len(self._sessions)
+
+    def whereabouts(self, key: SessionKey) -> list[Resident]:
+        """What lies of a session where, as far as replicas and agents say; the most first. By either key."""
+        own = SessionKey(key[:OWN_DIGITS])
+        found = [
+            Resident(replica, tokens, "events") for replica, tokens in _resident(own, self._ordered).items()
+        ]
+        holdings = self._holdings
+        if holdings is not None:
+            for place in (*self._members, *holdings.pools):
+                tokens = holdings.tokens(place, own)
+                if tokens:
+                    found.append(Resident(place, tokens, "agent"))
+        return sorted(found, key=lambda each: (-each.tokens, each.place))
+
+    def held_turns(self, limit: int) -> list[Held]:
+        """The turns that wait, those first that have waited longest."""
+        return self._waiting.longest_held(limit)
 
     def has_turns(self, replica: ReplicaId) -> bool:
         """Whether turns run there. None do on one that is unknown."""

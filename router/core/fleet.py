@@ -1,7 +1,7 @@
 """Replicas as configured, and what they report of themselves: values only."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from router.base.ids import ReplicaId
 
@@ -76,3 +76,13 @@ class ReplicaStatus(NamedTuple):
     """Prefill that may be on its way there before turns wait, as learned."""
     leaving: bool = False
     """No source names it any longer: it is gone once its turns have ended."""
+
+
+class Resident(NamedTuple):
+    """What of a session lies at one place, and who says so."""
+
+    place: ReplicaId
+    """A replica, or a KV gateway."""
+    tokens: int
+    told_by: Literal["events", "agent"]
+    """`events`: the replica's own, of its cache. `agent`: the KV agent beside it, or the gateway."""

@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush, merge
+from heapq import heapify, heappop, heappush, merge, nsmallest
 from itertools import count, islice, takewhile
 from math import exp
 from typing import Final, TypeAlias
@@ -417,6 +417,10 @@ class TurnQueue:
     def longest_unpriced(self, most: int, since: float) -> list[Held]:
         """So many at most of those that were not priced after that time, the longest ago first."""
         return list(takewhile(lambda held: held.priced_at <= since, islice(self._held, most)))
+
+    def longest_held(self, most: int) -> list[Held]:
+        """So many at most, those first that have waited longest. Looks at every turn: for people."""
+        return nsmallest(most, self._held, key=lambda held: (held.arrived, held.serial))
 
     def wake_at(self) -> float | None:
         """When the next turn's time is up; `None` where none waits."""

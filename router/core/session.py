@@ -9,8 +9,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Final
 
 from router.base.ids import ReplicaId, SessionKey, TenantId
+
+OWN_DIGITS: Final = 32
+"""Of a session's key; keys in the table go on with those of the model."""
 
 
 def session_key(secret: bytes, tenant: TenantId, session_id: str | bytes) -> SessionKey:
@@ -23,7 +27,7 @@ def session_key(secret: bytes, tenant: TenantId, session_id: str | bytes) -> Ses
     name = tenant.encode("utf-8", "surrogatepass")
     id_bytes = session_id.encode("utf-8", "surrogatepass") if isinstance(session_id, str) else session_id
     message = len(name).to_bytes(8, "big") + name + id_bytes
-    return SessionKey(hmac.digest(secret, message, "sha256").hex()[:32])
+    return SessionKey(hmac.digest(secret, message, "sha256").hex()[:OWN_DIGITS])
 
 
 @dataclass(slots=True)
@@ -94,6 +98,10 @@ class SessionTable:
         if session is None or self._is_idle(session, now):
             return None
         return session
+
+    def find(self, key: SessionKey) -> Session | None:
+        """The session, however long idle, while it is kept: for people."""
+        return self._sessions.get(key)
 
     def bind(
         self,

@@ -235,6 +235,10 @@ class Mirror:
         self.spec = live.spec
         self.replicas = live.replicas
         self.sessions = live.sessions
+        self.sessions_of = live.sessions_of
+        self.session_count = live.session_count
+        self.whereabouts = live.whereabouts
+        self.held_turns = live.held_turns
 
     def set_replicas(
         self, specs: Iterable[ReplicaSpec], now: float, leaving: Container[ReplicaId] = ()

@@ -188,6 +188,10 @@ class Waiting:
         if self._queue.leave(held, now):
             self._desk.tell_waited(held.turn, now - held.arrived, WaitEnd.LEFT)
 
+    def longest_held(self, most: int) -> list[Held]:
+        """So many of them at most, those first that have waited longest."""
+        return self._queue.longest_held(most)
+
     def wake_at(self) -> float | None:
         """When `dispatch` may have something to do although nothing happens; `None` = never."""
         if self._again_at is not None:

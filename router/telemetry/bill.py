@@ -19,18 +19,7 @@ def bill(decision: Decision) -> dict[str, object]:
         for line in options:
             least[line.replica] = min(line.price_ms, least.get(line.replica, line.price_ms))
         prices = tuple(round(least[candidate.replica], 3) for candidate in decision.candidates)
-    pull = decision.pull
-    return {
-        "replica": decision.replica,
-        "kind": decision.kind.value,
-        "reason": decision.reason,
-        "policy": decision.policy,
-        "attempt": decision.attempt,
-        "waited_ms": round(decision.waited_s * 1000.0, 3),
-        "home": decision.home,
-        "prompt_tokens": decision.prompt_tokens,
-        "predicted_cached_tokens": decision.cached_tokens,
-        "pull": None if pull is None else {"source": pull.source, "tokens": pull.tokens},
+    return brief_bill(decision) | {
         "options": None if options is None else [_rounded(line) for line in options],
         "candidates": [
             {
@@ -66,4 +55,21 @@ def _rounded(line: Line) -> dict[str, object]:
     """To the microsecond: more is no news."""
     return {
         name: round(value, 3) if isinstance(value, float) else value for name, value in line._asdict().items()
+    }
+
+
+def brief_bill(decision: Decision) -> dict[str, object]:
+    """Where the turn went and why, without what the options were."""
+    pull = decision.pull
+    return {
+        "replica": decision.replica,
+        "kind": decision.kind.value,
+        "reason": decision.reason,
+        "policy": decision.policy,
+        "attempt": decision.attempt,
+        "waited_ms": round(decision.waited_s * 1000.0, 3),
+        "home": decision.home,
+        "prompt_tokens": decision.prompt_tokens,
+        "predicted_cached_tokens": decision.cached_tokens,
+        "pull": None if pull is None else {"source": pull.source, "tokens": pull.tokens},
     }

@@ -1,7 +1,7 @@
 """Broken chains as plain fields, for JSON."""
 
 from router.base.ids import SessionKey
-from router.core.breaks import Break
+from router.core.breaks import MEANT, Break
 from router.core.chain_watch import ChainWatch
 
 
@@ -24,4 +24,24 @@ def session_breaks(chains: ChainWatch, key: SessionKey, now: float) -> dict[str,
     return {
         "breaks": {cause.value: count for cause, count in chains.counts(key).items()},
         "last_break": break_fields(last, now) if last is not None else None,
+    }
+
+
+def breaks_overview(chains: ChainWatch, limit: int, now: float) -> dict[str, object]:
+    """Turns that had one to go on from, those that did not by what differed, and at most `limit` sessions
+    with their last breaks, the latest first."""
+    totals = sorted(chains.breaks.items(), key=lambda one: -chains.lost_tokens.get(one[0], 0))
+    return {
+        "turns": chains.turns,
+        "totals": [
+            {
+                "part": part.value,
+                "cause": cause.value,
+                "meant": cause in MEANT,
+                "turns": count,
+                "lost_tokens": chains.lost_tokens.get((part, cause), 0),
+            }
+            for (part, cause), count in totals
+        ],
+        "latest": [{"session": key, **break_fields(broken, now)} for key, broken in chains.latest(limit)],
     }

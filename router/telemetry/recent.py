@@ -18,7 +18,7 @@ from router.base.ids import SessionKey, TenantId
 from router.core.decide import Decision
 from router.core.observe import Ended, Outcome, Silent, Usage
 from router.core.request import Turn
-from router.telemetry.bill import bill
+from router.telemetry.bill import bill, brief_bill
 
 # Some 250 bytes each.
 _MAX_CANDIDATES: Final = 50_000
@@ -27,15 +27,17 @@ _MAX_CANDIDATES: Final = 50_000
 class _Record:
     """One decision or refusal, and what came of it."""
 
-    __slots__ = ("asked", "at", "decision", "ended", "refusal")
+    __slots__ = ("asked", "at", "decision", "ended", "refusal", "serial")
 
     def __init__(
         self,
+        serial: int,
         asked: tuple[str, str, TenantId, SessionKey | None],
         decision: Decision | None,
         refusal: tuple[ErrorKind, str] | None,
         at: float,
     ) -> None:
+        self.serial = serial
         self.asked = asked
         """Path, model, tenant and session: a turn's head, without its chain."""
         self.decision = decision
@@ -44,11 +46,24 @@ class _Record:
         self.ended: tuple[Outcome, Usage | None, float | None, float] | None = None
         """Outcome, usage, TTFT and duration in seconds; `None` while the turn runs."""
 
+    @property
+    def kind(self) -> str:
+        return "refused" if self.decision is None else self.decision.kind.value
+
 
 class RecentDecisions(Silent):
     """An `Observer`. `wall` is Unix seconds: decisions carry monotonic time, people read dates."""
 
-    __slots__ = ("_candidates", "_clock", "_max_candidates", "_max_records", "_open", "_records", "_wall")
+    __slots__ = (
+        "_candidates",
+        "_clock",
+        "_max_candidates",
+        "_max_records",
+        "_open",
+        "_records",
+        "_serial",
+        "_wall",
+    )
 
     def __init__(
         self,
@@ -66,28 +81,61 @@ class RecentDecisions(Silent):
         self._max_candidates = max_candidates
         self._records: deque[_Record] = deque()
         self._candidates = 0
+        self._serial = 0
         # By identity: the engine ends a turn with the decision that it began with, and a record keeps its
         # decision alive, so no other object has that id while the entry is here.
         self._open: dict[int, _Record] = {}
 
     def on_decision(self, turn: Turn, decision: Decision) -> None:
-        record = _Record(turn[:4], decision, None, decision.at)
+        record = _Record(self._next(), turn[:4], decision, None, decision.at)
         self._open[id(decision)] = record
         self._keep(record, len(decision.candidates))
 
     def on_refused(self, turn: Turn, kind: ErrorKind, message: str, now: float) -> None:
-        self._keep(_Record(turn[:4], None, (kind, message), now), 0)
+        self._keep(_Record(self._next(), turn[:4], None, (kind, message), now), 0)
 
     def on_ended(self, ended: Ended) -> None:
         record = self._open.pop(id(ended.decision), None)
         if record is not None:
             record.ended = ended[2:6]
 
-    def newest(self, limit: int) -> list[dict[str, object]]:
-        """At most `limit` records as plain fields, newest first."""
-        # Wall time of the monotonic origin, taken anew each time: the wall clock may have been set.
-        origin = self._wall() - self._clock.now()
-        return [_fields(record, origin) for record in islice(reversed(self._records), limit)]
+    def newest(
+        self,
+        limit: int,
+        *,
+        brief: bool = False,
+        session: str | None = None,
+        replica: str | None = None,
+        kind: str | None = None,
+    ) -> list[dict[str, object]]:
+        """At most `limit` records as plain fields, newest first. `brief`: without options and candidates.
+
+        Of one session, by its key or the longer one that names a model, one replica or one kind (`refused`
+        is one), where they are given.
+        """
+        origin = self._origin()
+        found = (
+            record
+            for record in reversed(self._records)
+            if (session is None or (record.asked[3] is not None and session.startswith(record.asked[3])))
+            and (replica is None or (record.decision is not None and record.decision.replica == replica))
+            and (kind is None or record.kind == kind)
+        )
+        return [_fields(record, origin, brief) for record in islice(found, limit)]
+
+    def find(self, serial: int) -> dict[str, object] | None:
+        """One record with all that there is of it, by its `id`; `None` if it is not kept any more."""
+        records = self._records
+        at = serial - records[0].serial if records else -1
+        return _fields(records[at], self._origin(), False) if 0 <= at < len(records) else None
+
+    def _origin(self) -> float:
+        """Wall time of the monotonic origin, taken anew each time: the wall clock may have been set."""
+        return self._wall() - self._clock.now()
+
+    def _next(self) -> int:
+        self._serial += 1
+        return self._serial
 
     def _keep(self, record: _Record, candidates: int) -> None:
         records = self._records
@@ -102,9 +150,10 @@ class RecentDecisions(Silent):
                 self._open.pop(id(gone), None)
 
 
-def _fields(record: _Record, origin: float) -> dict[str, object]:
+def _fields(record: _Record, origin: float, brief: bool) -> dict[str, object]:
     path, model, tenant, session = record.asked
     fields: dict[str, object] = {
+        "id": record.serial,
         "time": datetime.fromtimestamp(origin + record.at, UTC).isoformat(timespec="milliseconds"),
         "session": session,
         "tenant": tenant,
@@ -113,13 +162,13 @@ def _fields(record: _Record, origin: float) -> dict[str, object]:
     }
     if record.refusal is not None:
         kind, message = record.refusal
-        return fields | {"kind": "refused", "reason": message, "refused": kind.value}
+        return fields | {"kind": record.kind, "reason": message, "refused": kind.value}
     assert record.decision is not None
     outcome, reported, ttft_s, duration_s = record.ended or (None, None, None, None)
     usage = reported or Usage()
     return (
         fields
-        | bill(record.decision)
+        | (brief_bill(record.decision) if brief else bill(record.decision))
         | {
             "outcome": outcome.value if outcome is not None else None,
             "delivered_cached_tokens": usage.cached_tokens,

@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from support.fleet import fleet
+from support.insight import insight
 from support.reloads import Reloads
 
 from router.base.clock import SystemClock
@@ -106,12 +107,12 @@ class Rig:
             self.clock,
             AdminSources(
                 metrics=Metrics(self.counters, self.engine, NO_PLANE, self.clock).text,
-                decisions=self.recent.newest,
                 policy=lambda: "policy: plan\n",
                 explain=lambda path, body, session, tenant: bill(
                     self.engine.decide(TURN._replace(path=path), self.clock.now())
                 ),
                 reloads=Reloads(),
+                insight=insight(decisions=self.recent.newest),
             ),
             token=TOKEN,
         )
@@ -233,7 +234,8 @@ async def test_a_turn_can_be_followed_from_its_decision_to_its_end_and_its_sessi
         headers = {"Authorization": f"Bearer {TOKEN}"}
         key = session["key"]
         assert await built.ask("DELETE", f"/api/sessions/{key}", headers=headers) == (200, {"ended": key})
-        assert await built.ask("GET", "/api/sessions") == (200, {"sessions": []})
+        _, answer = await built.ask("GET", "/api/sessions")
+        assert (answer["sessions"], answer["total"]) == ([], 0)
 
 
 async def test_a_drained_replica_gets_no_turns_until_it_is_given_them_again() -> None:
@@ -292,10 +294,20 @@ async def test_a_listener_that_is_not_loopback_opens_only_liveness_and_readiness
         await built.prober.first_round(5.0)
         for path in ("/livez", "/readyz"):
             assert (await built.ask("GET", path))[0] == 200
-        for path in ("/", "/metrics", "/api/replicas", "/api/sessions", "/api/decisions", "/api/policy"):
+        for path in (
+            "/metrics",
+            "/api/overview",
+            "/api/sessions",
+            "/api/decisions",
+            "/api/policy",
+            "/ui/none",
+        ):
             status, answer = await built.ask("GET", path)
             assert (status, answer["error"]["code"]) == (401, "token_required")
         assert (await built.ask("POST", "/api/explain", json={"body": {}}))[0] == 401
+        # The dashboard's page says nothing of the router: a browser that opens it has no token to send yet.
+        async with built.http.get(f"http://127.0.0.1:{built.admin.port}/") as page:
+            assert (page.status, page.content_type) == (200, "text/html")
         headers = {"Authorization": f"Bearer {TOKEN}"}
         assert (await built.ask("GET", "/api/replicas", headers=headers))[0] == 200
 

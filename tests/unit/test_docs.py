@@ -7,6 +7,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from support.insight import insight
 from support.pages import PAGES, TREE, anchors, blocks, links, prose
 from support.reloads import Reloads
 
@@ -85,10 +86,10 @@ def admin_routes() -> set[str]:
     """`METHOD /path/{parameter}` of the admin port."""
     sources = AdminSources(
         metrics=str,
-        decisions=lambda _: [],
         policy=str,
         explain=lambda path, body, session, tenant: {},
         reloads=Reloads(),
+        insight=insight(),
     )
     server = AdminServer(Engine([_plan()], rng=Random(0)), ManualClock(), sources)
     app = server._application(None)  # type: ignore[arg-type] # no request is made

@@ -14,6 +14,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from support.insight import insight
 from support.pages import TREE
 from support.reloads import Reloads
 
@@ -144,7 +145,7 @@ async def test_the_health_check_tells_a_router_that_lives_from_one_that_does_not
     asked = f"http://127.0.0.1:{RouterConfig(version=1).admin.listen.port}/livez"
     assert asked in rest[-1]
     sources = AdminSources(
-        metrics=str, decisions=lambda _: [], policy=str, explain=lambda *_: {}, reloads=Reloads()
+        metrics=str, policy=str, explain=lambda *_: {}, reloads=Reloads(), insight=insight()
     )
     plan = build_plan(load_policy("home").value)
     server = AdminServer(Engine([plan], rng=Random(0)), ManualClock(), sources)

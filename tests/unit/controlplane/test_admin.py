@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import aiohttp
 import pytest
 from aiohttp import web
+from support.insight import NoHistory, insight
 from support.reloads import Reloads
 
 from router.base.clock import ManualClock
@@ -82,6 +83,9 @@ class Fleet:
     def sessions(self, limit: int) -> list[Session]:
         return self.table[:limit]
 
+    def session_count(self) -> int:
+        return len(self.table)
+
     def drain(self, replica: ReplicaId, on: bool) -> None:
         if replica not in self.replica_ids():
             raise KeyError(replica)
@@ -129,14 +133,16 @@ async def admin(
     max_body_bytes: int = 1000,
     reloads: Reloads | None = None,
     ended: Callable[[Sequence[Session]], None] = lambda _sessions: None,
+    agents: dict[ReplicaId, str] | None = None,
 ) -> AsyncIterator[Client]:
     sources = AdminSources(
         metrics=lambda: "homing_up 1\n",
-        decisions=lambda limit: [{"n": n} for n in range(min(limit, 3))],
         policy=lambda: "policy: home\n",
         explain=explain,
         reloads=reloads if reloads is not None else Reloads(),
         ended=ended,
+        insight=insight(history=NoHistory({A: {"hit_rate": 0.5}})),
+        agents=lambda: agents or {},
     )
     server = AdminServer(
         fleet if fleet is not None else Fleet(),
@@ -223,59 +229,15 @@ async def test_replicas_are_shown_with_all_that_is_known_and_null_for_what_is_no
             "free_tokens": 300_000,
             "horizon_tokens": 8192,
             "leaving": False,
+            "lately": {"hit_rate": 0.5},
         }
-
-
-async def test_sessions_are_shown_with_ages_and_without_the_hash_of_their_prompt() -> None:
-    async with admin() as client:
-        _, answer = await client.ask("GET", "/api/sessions?limit=1")
-        assert answer["sessions"] == [
-            {
-                "key": "k2",
-                "model": "m",
-                "tenant": "acme",
-                "home": "a",
-                "resident_tokens": 700,
-                "turns": 4,
-                "moves": 1,
-                "source": "x-session-id",
-                "age_s": 90.0,
-                "idle_s": 10.0,
-            }
-        ]
-
-
-async def test_decisions_are_shown_up_to_the_limit() -> None:
-    async with admin() as client:
-        assert await client.ask("GET", "/api/decisions?limit=2") == (200, {"decisions": [{"n": 0}, {"n": 1}]})
-        assert await client.ask("GET", "/api/decisions") == (
-            200,
-            {"decisions": [{"n": 0}, {"n": 1}, {"n": 2}]},
-        )
+        assert answer["replicas"][1]["lately"] is None
 
 
 async def test_the_policy_is_served_as_yaml() -> None:
     async with admin() as client, client.http.get(client.url + "/api/policy") as answer:
         assert answer.content_type == "application/yaml"
         assert await answer.text() == "policy: home\n"
-
-
-async def test_the_page_links_what_there_is() -> None:
-    async with admin() as client:
-        async with client.http.get(client.url + "/") as answer:
-            assert answer.content_type == "text/html"
-            page = await answer.text()
-        for path in (
-            "/readyz",
-            "/api/replicas",
-            "/api/sessions",
-            "/api/decisions",
-            "/api/policy",
-            "/metrics",
-        ):
-            assert f'href="{path}"' in page
-            async with client.http.get(client.url + path) as answer:
-                assert answer.status == 200
 
 
 async def test_explain_hands_on_the_body_byte_for_byte() -> None:
@@ -410,9 +372,7 @@ async def test_a_fault_inside_is_logged_and_not_told(caplog: pytest.LogCaptureFi
 
 
 def server(**options: object) -> AdminServer:
-    sources = AdminSources(
-        metrics=str, decisions=lambda limit: [], policy=str, explain=explain, reloads=Reloads()
-    )
+    sources = AdminSources(metrics=str, policy=str, explain=explain, reloads=Reloads(), insight=insight())
     return AdminServer(Fleet(), ManualClock(100.0), sources, **options)
 
 
@@ -496,3 +456,54 @@ async def test_a_reload_is_asked_for_with_the_token_and_the_last_one_can_be_read
         _, answer = await client.ask("GET", "/api/reload")
         assert (answer["last"]["outcome"], answer["last"]["age_s"]) == ("unchanged", 10.0)
     assert reloads.asked == [("POST /api/reload", None)]
+
+
+async def test_the_overview_tells_what_the_fleet_is_and_what_to_look_at() -> None:
+    fleet = Fleet(statuses=[replica(A), replica(B, "down", "refused")])
+    async with admin(fleet) as client:
+        status, answer = await client.ask("GET", "/api/overview")
+    assert status == 200
+    assert answer["ready"] is True
+    assert answer["shadow"] is False
+    assert answer["router"]["up_s"] == 0.0
+    assert len(answer["router"]["instance"]) == 16
+    assert (answer["fleet"]["replicas"], answer["fleet"]["held"], answer["fleet"]["sessions_known"]) == (
+        2,
+        10,
+        2,
+    )
+    assert answer["notices"] == [
+        {"level": "warning", "about": "replicas", "name": "b", "text": "b is down: refused"}
+    ]
+    assert answer["lately"] == {"turns": 0}
+
+
+async def test_each_process_is_an_instance_of_its_own() -> None:
+    async with admin() as one, admin() as other:
+        instances = [
+            (await each.ask("GET", "/api/overview"))[1]["router"]["instance"] for each in (one, other)
+        ]
+    assert instances[0] != instances[1]
+
+
+async def test_kv_agents_are_shown_with_what_is_wrong() -> None:
+    async with admin(agents={A: "", B: "refused"}) as client:
+        assert await client.ask("GET", "/api/kv-agents") == (
+            200,
+            {
+                "agents": [
+                    {"agent": "a", "up": True, "why": ""},
+                    {"agent": "b", "up": False, "why": "refused"},
+                ]
+            },
+        )
+
+
+async def test_the_dashboard_is_a_page_with_a_policy_of_its_own() -> None:
+    async with admin() as client:
+        async with client.http.get(client.url + "/") as page:
+            assert (page.status, page.content_type) == (200, "text/html")
+            assert page.headers["Content-Security-Policy"].startswith("default-src 'self'")
+            assert page.headers["X-Frame-Options"] == "DENY"
+        status, answer = await client.ask("GET", "/ui/none.js")
+        assert (status, problem(answer)[0]) == (404, "not_found")

@@ -169,3 +169,15 @@ def test_loopback_listeners_are_known(host: str) -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "10.0.0.1", "example.org", "localhost.example"])
 def test_other_listeners_are_not_loopback(host: str) -> None:
     assert not is_loopback(host)
+
+
+def test_pages_are_read_without_the_token_but_not_from_elsewhere_and_not_written() -> None:
+    guard = Guard("0.0.0.0", token=TOKEN, pages=["/", "/ui/app.js"])
+    for path in ("/", "/ui/app.js"):
+        assert code(guard, caller(path=path)) is None
+        assert code(guard, caller("HEAD", path)) is None
+        assert code(guard, caller("POST", path)) == "token_required"
+        assert code(guard, caller(path=path, host="evil.example")) == "foreign_host"
+        assert code(guard, caller(path=path, origin="http://evil.example")) == "foreign_origin"
+    for path in ("/api/overview", "/ui/", "/ui/other.js", "/ui/app.js/"):
+        assert code(guard, caller(path=path)) == "token_required"

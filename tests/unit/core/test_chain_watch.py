@@ -58,10 +58,11 @@ def say(
     cached: int = 0,
     plain: bool = False,
     look: bool = False,
+    now: float = 5.0,
 ):
     prompt = Prompt(tuple(words.split()), plain)
     chain = prompt.chain()
-    asked = Told(key, chain, derived, chain.ends[-1] // 4, cached, 5.0)
+    asked = Told(key, chain, derived, chain.ends[-1] // 4, cached, now)
     return (watch.look if look else watch.turn)(asked, prompt.describe)
 
 
@@ -265,3 +266,14 @@ def test_turns_that_say_nothing_of_a_chain_are_not_watched():
     assert told(turn._replace(response_id="resp"), decision, model) is None
     assert told(turn._replace(computes=False), decision, model) is None
     assert told(turn._replace(chain=EMPTY_CHAIN), decision, model) is None
+
+
+def test_sessions_whose_chains_broke_are_listed_the_latest_first():
+    watch = ChainWatch()
+    for key in "abc":
+        say(watch, "system user reply more", key=SessionKey(key))
+    for now, key in ((10.0, "b"), (20.0, "a")):
+        say(watch, "system other reply more again", key=SessionKey(key), now=now)
+    assert [(key, broken.at) for key, broken in watch.latest(9)] == [(A, 20.0), (B, 10.0)]
+    assert [key for key, _ in watch.latest(1)] == [A]
+    assert ChainWatch().latest(9) == []

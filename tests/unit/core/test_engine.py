@@ -9,12 +9,13 @@ from router.base.errors import ErrorKind, Refused
 from router.base.ids import OPEN_TENANT, ReplicaId, SessionKey, TenantId
 from router.core.decide import Decision, Kind
 from router.core.engine import Engine
-from router.core.fleet import ModelCard, ReplicaSpec, Report
+from router.core.fleet import ModelCard, ReplicaSpec, Report, Resident
 from router.core.hashing import hash64
 from router.core.holdings import AgentReport, Holdings
 from router.core.observe import Ended, HealthChange, Outcome, Usage
-from router.core.plan import Overload, Plan, PullRules, Retry, SessionRules
+from router.core.plan import Overload, Plan, PullRules, QueueRules, Retry, SessionRules
 from router.core.pullbook import PullBook, Pulled
+from router.core.queue import Held
 from router.core.request import Chain, Turn
 from router.core.residency import Residency
 from router.core.strategies.least_loaded import LeastLoaded
@@ -1186,3 +1187,58 @@ def test_events_know_more_than_bookkeeping_that_has_let_go() -> None:
     of.follow(home, resident("s", 128))
     decision = of.decide(turn("s", 1, 2, 3), 1.0)
     assert (cached(decision)[home], decision.prompt_tokens) == (2048, 3000)
+
+
+# --- for people -------------------------------------------------------------------------------------
+
+
+def test_a_session_is_found_by_its_own_key_and_by_that_of_one_model() -> None:
+    of = engine("a", "b")
+    key = "0123456789abcdef" * 2
+    play(of, turn(key, 1, model="large"), 0.0)
+    play(of, turn(key, 2, model="small"), 1.0)
+    play(of, turn("another"), 2.0)
+    found = of.sessions_of(SessionKey(key))
+    assert sorted(session.model for session in found) == ["large", "small"]
+    assert [session.model for session in of.sessions_of(found[0].key)] == [found[0].model]
+    assert of.sessions_of(SessionKey("nobody")) == []
+    assert of.session_count() == 3
+
+
+def test_whereabouts_are_what_replicas_and_agents_say() -> None:
+    holdings = Holdings(pools=[ReplicaId("pool")])
+    of = Engine(
+        [Plan(name="home", strategy=Priced())],
+        rng=Random(1),
+        pullbook=PullBook(PullRules()),
+        holdings=holdings,
+    )
+    of.set_replicas(specs("a", "b"), 0.0)
+    key = SessionKey("0123456789abcdef" * 2)
+    assert of.whereabouts(key) == []
+    residency = Residency()
+    residency.stored([1, 2, 3], None, 16, key)
+    of.follow(A, residency)
+    of.agent_reported(B, AgentReport(True, ((key, 96),), (), 96), 0.0)
+    of.agent_reported(ReplicaId("pool"), AgentReport(True, ((key, 32),), (), 32), 0.0)
+    expected = [
+        Resident(B, 96, "agent"),
+        Resident(A, 48, "events"),
+        Resident(ReplicaId("pool"), 32, "agent"),
+    ]
+    assert of.whereabouts(key) == expected
+    # The longer key, which names a model, is of the same session.
+    assert of.whereabouts(SessionKey(key + "f" * 16)) == expected
+
+
+def test_held_turns_are_shown_while_they_wait() -> None:
+    of = engine("a", plan=Plan(name="home", strategy=Priced(), queue=QueueRules()))
+    waiting = []
+    for number in range(40):
+        entered = of.enter(turn(f"s{number}", number + 1), float(number))
+        if isinstance(entered, Held):
+            waiting.append(entered)
+    assert waiting
+    assert of.held_turns(3) == waiting[:3]
+    of.leave(waiting[0], 50.0)
+    assert waiting[0] not in of.held_turns(100)

@@ -361,3 +361,11 @@ def test_nothing_is_carried_over_once_nobody_waits() -> None:
     for missing, tenant in ((1000, ACME), (1001, BETA)):
         bench.hold(a, missing, tenant=tenant)
     assert bench.order(a) == [1000, 1001]
+
+
+def test_those_that_have_waited_longest_are_shown_first() -> None:
+    bench, a, b = Bench(), member(), member("b")
+    for missing, to, now in ((5, a, 3.0), (4, b, 1.0), (3, a, 2.0), (2, b, 1.0)):
+        bench.hold(to, missing, now=now)
+    assert [held.tokens - TURN_TOKENS for held in bench.queue.longest_held(3)] == [4, 2, 3]
+    assert bench.queue.longest_held(0) == []

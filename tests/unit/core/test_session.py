@@ -353,3 +353,11 @@ def test_sessions_are_forgotten_by_what_their_key_is_of() -> None:
     assert [session.key for session in table.recent(9)] == [key("two")]
     assert table.working_set(A, 0).sessions == 1
     assert table.forget_all(SessionKey("z"), lambda each: each) == []
+
+
+def test_people_find_a_session_however_long_it_is_idle() -> None:
+    table = SessionTable(idle_s=10.0)
+    assert table.find(key("k")) is None
+    session, _ = bind(table, "k", now=0.0)
+    assert table.get(key("k"), 60.0) is None
+    assert table.find(key("k")) is session

@@ -5,7 +5,7 @@ from router.core.breaks import Break, Cause
 from router.core.chain_watch import ChainWatch, Told
 from router.core.outline import FIRST_ROLE, ROOT, Outline, Part
 from router.core.request import Chain
-from router.telemetry.breaks import break_fields, session_breaks
+from router.telemetry.breaks import break_fields, breaks_overview, session_breaks
 
 KEY = SessionKey("k")
 
@@ -44,3 +44,17 @@ def test_a_sessions_breaks_are_counted_and_the_last_is_told_with_its_age():
 def test_an_age_is_never_negative():
     broken = Break(Part.TOOLS, Cause.CHANGED, None, None, 1, False, 5.0)
     assert break_fields(broken, 4.0)["age_s"] == 0.0
+
+
+def test_the_overview_tells_what_broke_how_often_and_where_last():
+    chains = ChainWatch()
+    for segments in ((1, 2, 3, 4), (1, 2, 5, 4, 6)):
+        turn, outline = told(*segments)
+        chains.turn(turn, lambda first, outline=outline: None if first else outline)
+    told_of = breaks_overview(chains, 10, 12.5)
+    assert told_of["turns"] == 1
+    assert told_of["totals"] == [
+        {"part": "message", "cause": "changed", "meant": False, "turns": 1, "lost_tokens": 200}
+    ]
+    assert [(each["session"], each["age_s"]) for each in told_of["latest"]] == [("k", 2.5)]
+    assert breaks_overview(ChainWatch(), 10, 1.0) == {"turns": 0, "totals": [], "latest": []}

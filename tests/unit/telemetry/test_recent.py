@@ -30,6 +30,7 @@ def test_a_decision_is_shown_with_its_bill_while_the_turn_runs(turn: Turn, decid
     (shown,) = kept.newest(10)
     assert len(shown.pop("candidates")) == 2
     assert shown == {
+        "id": 1,
         "time": "2025-12-31T23:59:58.500+00:00",
         "session": "k",
         "tenant": "",
@@ -84,6 +85,7 @@ def test_a_refusal_is_shown_with_its_reason(turn: Turn) -> None:
     kept.on_refused(turn, ErrorKind.OVERLOADED, "every replica is full", 100.0)
     assert kept.newest(1) == [
         {
+            "id": 1,
             "time": "2026-01-01T00:00:00.000+00:00",
             "session": "k",
             "tenant": "",
@@ -131,6 +133,44 @@ def test_the_end_of_a_turn_that_was_never_seen_is_ignored(decided: Decided, ende
     kept = recent()
     kept.on_ended(ended(decided()))
     assert kept.newest(1) == []
+
+
+def test_a_brief_record_has_all_but_what_the_options_were(turn: Turn, decided: Decided) -> None:
+    kept = recent()
+    kept.on_decision(turn, decided())
+    [brief], [full] = kept.newest(1, brief=True), kept.newest(1)
+    assert full.keys() - brief.keys() == {"options", "candidates"}
+    assert full | brief == full
+
+
+def test_records_of_one_session_replica_or_kind_are_found(turn: Turn, decided: Decided) -> None:
+    kept = recent()
+    kept.on_decision(turn, decided("a", Kind.NEW))
+    kept.on_decision(turn._replace(session=SessionKey("other")), decided("b"))
+    kept.on_decision(turn._replace(session=None), decided("a", Kind.PASS))
+    kept.on_refused(turn, ErrorKind.OVERLOADED, "full", 100.0)
+
+    def ids(**of: str) -> list[object]:
+        return [shown["id"] for shown in kept.newest(9, **of)]
+
+    assert ids(session="k") == [4, 1]
+    assert ids(session="kThe model's digits") == [4, 1]
+    assert ids(replica="a") == [3, 1]
+    assert ids(kind="refused") == [4]
+    assert ids(kind="new", replica="a", session="k") == [1]
+    assert ids(session="nobody") == []
+
+
+def test_a_record_is_found_by_its_id_while_it_is_kept(turn: Turn, decided: Decided) -> None:
+    kept = recent(max_records=2)
+    assert kept.find(1) is None
+    for replica in "abc":
+        kept.on_decision(turn, decided(replica))
+    found = kept.find(2)
+    assert found is not None
+    assert (found["replica"], len(found["candidates"])) == ("b", 2)
+    assert kept.find(3)["replica"] == "c"
+    assert [kept.find(serial) for serial in (-1, 0, 1, 4)] == [None] * 4
 
 
 def test_facts_about_replicas_are_not_decisions() -> None:
