@@ -44,6 +44,8 @@ class Load:
     """Blocks that are in the engine."""
     stale: bool = False
     """A slot was given to another block before it was copied: nothing after it is of use."""
+    given_up: str | None = None
+    """Why it is to end, whatever else comes, once nothing is being copied for it."""
 
 
 class Loads:

@@ -106,7 +106,7 @@ class WorkerSide:
             for load in self._loads.active:
                 budget -= self._advance(load, client, budget, now)
         for load in self._loads.overdue(now):
-            self._end(load, "overdue", now)
+            self._wind_up(load, "overdue", now)
 
     def finished(self) -> tuple[set[str], set[int]]:
         """The requests whose loads ended since the last call, and the engine's blocks that hold nothing."""
@@ -123,9 +123,10 @@ class WorkerSide:
         return requests, missing
 
     def give_up(self, now: float) -> None:
-        """Something is broken: end every load, so that the engine computes."""
+        """Something is broken: end every load, so that the engine computes. One that is being copied ends
+        when its copies are complete: at a later call, of this or of `advance`."""
         for load in self._loads.active:
-            self._end(load, "fault", now)
+            self._wind_up(load, "fault", now)
 
     def close(self) -> None:
         """The engine is stopping."""
@@ -162,7 +163,9 @@ class WorkerSide:
         if copying:  # what is still being written must not be given back to the engine
             return started
         end = client.ended(name)
-        if load.stale:
+        if load.given_up is not None:
+            self._end(load, load.given_up, now)
+        elif load.stale:
             self._end(load, "evicted", now)
         elif load.copied == len(load.order.block_ids):
             self._end(load, "done", now)
@@ -172,7 +175,7 @@ class WorkerSide:
 
     def _start_copies(self, load: Load, landed: deque[Landed], client: WorkerClient, budget: int) -> int:
         arena, copies = client.arena, self._copies
-        if load.stale or arena is None or copies is None:
+        if load.stale or load.given_up is not None or arena is None or copies is None:
             return 0
         pairs: list[Pair] = []
         handles: list[Handle] = []
@@ -189,6 +192,16 @@ class WorkerSide:
             self._copying[load.order.request].append(_Copy(first, handles, copies.load(pairs)))
         return len(pairs)
 
+    def _wind_up(self, load: Load, reason: str, now: float) -> None:
+        """End it as soon as nothing is being written to the engine's blocks: they are given back with its
+        end, and what is copied later would fall into another request's."""
+        load.given_up = load.given_up or reason
+        copying = self._copying.get(load.order.request)
+        while copying and _is_over(copying[0]):
+            copying.popleft()
+        if not copying:
+            self._end(load, load.given_up, now)
+
     def _end(self, load: Load, reason: str, now: float) -> None:
         request, name = load.order.request, load.order.load
         self._loads.end(request, reason, now)
@@ -196,6 +209,13 @@ class WorkerSide:
         self._copying.pop(request, None)
         if name is not None and self._client is not None:
             self._client.forget(name)
+
+
+def _is_over(copy: _Copy) -> bool:
+    try:
+        return copy.is_done()
+    except Exception:  # noqa: BLE001 - a device that cannot even be asked writes nothing more
+        return True
 
 
 def leading(answers: Iterable[bool]) -> int:

@@ -4,6 +4,7 @@ Whatever happens: every request ends, every load is reported once, all blocks ar
 block ever holds anything but what its name says.
 """
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -134,4 +135,5 @@ class ConnectorMachine(RuleBasedStateMachine):
 ConnectorMachine.TestCase.settings = settings(
     max_examples=200, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
-TestConnectorMachine = ConnectorMachine.TestCase
+# Two hundred lives of forty steps: seconds where the machine is free, much more where it is not.
+TestConnectorMachine = pytest.mark.timeout(600)(ConnectorMachine.TestCase)

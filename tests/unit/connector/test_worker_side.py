@@ -92,6 +92,40 @@ def test_when_something_is_broken_every_load_is_over(engine: LittleEngine) -> No
     assert engine.worker.finished() == ({"r"}, {1, 2, 3})
 
 
+@pytest.mark.parametrize("reason", ["overdue", "fault"])
+def test_a_load_that_is_given_up_while_it_is_copied_is_over_when_the_copy_is(
+    engine: LittleEngine, reason: str
+) -> None:
+    engine.slow = []
+    load = begin(engine)
+    engine.agent.land(load, 2)
+    assert advance(engine) == (set(), set())
+    late = 2.0 + OVERDUE_S
+    if reason == "fault":
+        engine.worker.give_up(0.1)
+    assert advance(engine, late) == (set(), set()), "its blocks are still written to"
+    engine.agent.land(load, 1)
+    assert advance(engine, late) == (set(), set())
+    engine.complete_copies()
+    requests, missing = advance(engine, late)
+    assert (requests, missing) == ({"r"}, {3}), "and nothing more is begun"
+    assert 3 not in engine.memory
+    assert (engine.counting.take() or {})[f"loads:{reason}"] == 1
+
+
+def test_a_copy_that_cannot_even_be_asked_keeps_no_load(engine: LittleEngine) -> None:
+    def broken() -> bool:
+        raise RuntimeError("the device is lost")
+
+    engine._copy = lambda _: broken  # type: ignore[method-assign]
+    load = begin(engine)
+    engine.agent.land(load, 2)
+    with pytest.raises(RuntimeError):
+        engine.worker.advance(0.1)
+    engine.worker.give_up(0.1)
+    assert engine.worker.finished() == ({"r"}, {1, 2, 3})
+
+
 def test_a_second_order_for_a_request_that_loads_is_counted_and_dropped(engine: LittleEngine) -> None:
     begin(engine)
     engine.worker.start(Orders(NAMESPACE, (LoadOrder("r", 8, (4,), 1.0),)), 0.0)
