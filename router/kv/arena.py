@@ -157,7 +157,7 @@ class Arena:
 class ArenaOwner:
     """The arena's only bookkeeper. A slot is free, or has a generation and at least one reference."""
 
-    __slots__ = ("_descriptor", "_free", "_late", "_references", "arena", "path")
+    __slots__ = ("_closed", "_descriptor", "_free", "_late", "_references", "arena", "path")
 
     def __init__(self, path: Path, *, slots: int, part_bytes: int, parts: int = 1) -> None:
         """Make the file at `path` and take its memory. Raises `ArenaFault`.
@@ -180,6 +180,8 @@ class ArenaOwner:
             _claim(self._descriptor, _size(slots, stride), path)
             head = _HEAD.pack(_MAGIC, slots, part_bytes, parts, stride, secrets.token_bytes(16))
             os.pwrite(self._descriptor, head, 0)
+            # Handles of an arena that was here before mean nothing in this one, whoever still has them.
+            os.pwrite(self._descriptor, struct.pack("<Q", secrets.randbits(62)) * slots, _PAGE)
             self.arena = Arena(self._descriptor)
             self.arena.populate()
             growing.rename(path)
@@ -191,6 +193,7 @@ class ArenaOwner:
         self._free = list(range(slots - 1, -1, -1))
         self._references = [0] * slots
         self._late: deque[tuple[float, Handle]] = deque()
+        self._closed = False
 
     @property
     def free(self) -> int:
@@ -198,8 +201,8 @@ class ArenaOwner:
         return len(self._free)
 
     def allocate(self) -> Handle | None:
-        """A slot with one reference; `None` where none is free."""
-        if not self._free:
+        """A slot with one reference; `None` where none is free, or the arena is closed."""
+        if self._closed or not self._free:
             return None
         slot = self._free.pop()
         self._references[slot] = 1
@@ -217,6 +220,7 @@ class ArenaOwner:
         if not self._references[handle.slot]:
             self._renew(handle.slot)
             self._free.append(handle.slot)
+            self._unmap_if_over()
 
     def release_late(self, handle: Handle, now: float) -> None:
         """Release it `LATE_WRITER_S` from now: somebody who was lost may still be writing to it."""
@@ -233,12 +237,20 @@ class ArenaOwner:
         return self._references[handle.slot] if self.arena.is_current(handle) else 0
 
     def close(self) -> None:
-        """Give the memory back once the last process that mapped it lets go."""
+        """Give the memory back once the last process that mapped it lets go: this one does with the last
+        reference to a slot, since what is lent may be given back later. Nothing is allocated any more."""
         with suppress(OSError):
             if os.fstat(self._descriptor).st_ino == self.path.stat().st_ino:
                 self.path.unlink()
         os.close(self._descriptor)
-        self.arena.close()
+        self._closed = True
+        # Whoever writes late writes to a mapping of its own.
+        self.sweep(float("inf"))
+        self._unmap_if_over()
+
+    def _unmap_if_over(self) -> None:
+        if self._closed and len(self._free) == self.arena.slots:
+            self.arena.close()
 
     def _renew(self, slot: int) -> int:
         generation = int(self.arena._generations[slot]) + 1

@@ -10,7 +10,7 @@ import logging
 import socket
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from enum import Enum
 from typing import Final, Protocol
 
@@ -155,10 +155,11 @@ class Channel:
         gone.close()
         waiting, self._out = self._out, deque()
         self._target = None
-        for _, then in waiting:
-            if then is not None:
-                then()
-        self._sink.on_lost(reason)
+        with ExitStack() as ending:  # in the opposite order, and all of it, whatever one of them raises
+            ending.callback(self._sink.on_lost, reason)
+            for _, then in reversed(waiting):
+                if then is not None:
+                    ending.callback(then)
 
     # Out.
 

@@ -101,8 +101,11 @@ class Shelf:
         self._drop(list(blocks))
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Give the memory back. What is lent is given back later, as ever."""
         self._drop(self.store.clear())
+        for handle in self._set_aside:
+            self.owner.release(handle)
+        self._set_aside.clear()
         self.owner.close()
 
     def _drop(self, blocks: list[Block[Handle]]) -> bool:

@@ -171,6 +171,33 @@ def test_closing_waits_for_those_who_hold_a_piece(owner):
     piece[0] = 1
 
 
+def test_what_is_held_when_the_owner_closes_is_given_back_afterwards(tmp_path):
+    owner = ArenaOwner(arena_path(tmp_path, "a"), slots=4, part_bytes=1000)
+    lent, late = owner.allocate(), owner.allocate()
+    owner.arena.block(lent)[:] = b"a" * 1000
+    owner.release_late(late, now=10.0)
+    owner.close()
+    assert not owner.path.exists()
+    assert owner.allocate() is None
+    assert bytes(owner.arena.block(lent)) == b"a" * 1000
+    owner.retain(lent)
+    owner.release(lent)
+    owner.release(lent)
+    assert owner.free == 4
+    with pytest.raises(ValueError, match="released memoryview"):
+        bytes(owner.arena.buffer)
+
+
+def test_a_handle_of_the_arena_before_means_nothing_in_the_next(tmp_path):
+    first = ArenaOwner(arena_path(tmp_path, "a"), slots=1, part_bytes=8)
+    before = first.allocate()
+    first.close()
+    second = ArenaOwner(arena_path(tmp_path, "a"), slots=1, part_bytes=8)
+    assert second.allocate().slot == before.slot
+    assert not second.arena.is_current(before)
+    second.close()
+
+
 def test_the_mapping_is_one_buffer(owner):
     assert owner.arena.buffer.nbytes == owner.path.stat().st_size
 

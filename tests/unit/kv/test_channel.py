@@ -180,6 +180,23 @@ async def test_a_fault_of_ours_ends_the_connection_and_is_logged(caplog):
     raw.close()
 
 
+async def test_a_callback_that_fails_keeps_neither_the_others_nor_the_end_from_being_told(pair):
+    one, _, sink, _ = pair
+    freed = []
+
+    def fails():
+        freed.append("fails")
+        raise RuntimeError("a fault of ours")
+
+    big = memoryview(bytes(64 << 20))
+    one.send(Type.BLOCK, 1, m.Empty(), big, fails)
+    one.send(Type.BLOCK, 2, m.Empty(), big, lambda: freed.append("next"))
+    with pytest.raises(RuntimeError, match="a fault of ours"):
+        one.close("over")
+    assert freed == ["fails", "next"]
+    assert sink.events == ["over"]
+
+
 async def test_memory_of_another_size_is_a_fault():
     raw, end = socket.socketpair()
     end.setblocking(False)
