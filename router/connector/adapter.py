@@ -8,7 +8,7 @@ import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Self, TypeVar, cast
+from typing import Any, Final, NamedTuple, Self, TypeVar, cast
 
 import torch
 
@@ -42,6 +42,14 @@ class ReadyWorkers(compat.WorkerMetadata):  # type: ignore[misc]  # without vLLM
 
     def aggregate(self, other: Self) -> Self:
         return type(self)(self.count + other.count)
+
+
+class _Known(NamedTuple):
+    """A request that is alive."""
+
+    request: Any
+    prompt: Prompt
+    """Made once: the scheduler asks at every step for as long as the request waits."""
 
 
 def kept_from_engine(answer: Callable[[], Any]) -> Callable[[_Method], _Method]:
@@ -78,7 +86,7 @@ class HomingConnector(compat.Connector, compat.HybridCaches):  # type: ignore[mi
             compat.logger.warning("HomingConnector was not tried with vLLM %s", compat.version())
         self._counting = Counting()
         self._said: dict[str, float] = {}
-        self._requests: dict[str, Any] = {}
+        self._requests: dict[str, _Known] = {}
         self._pool: Any = None
         self._facts: compat.CacheFacts | None = None
         self._missing: set[int] = set()
@@ -138,8 +146,8 @@ class HomingConnector(compat.Connector, compat.HybridCaches):  # type: ignore[mi
         if self._facts is not None:
             side.meet(self._namespace())
             self._facts = None
-        self._requests[request.request_id] = request
-        side.arrive(self._prompt(request), time.monotonic())
+        known = self._requests[request.request_id] = _Known(request, self._prompt(request))
+        side.arrive(known.prompt, time.monotonic())
 
     @kept_from_engine(lambda: (0, False))
     def get_num_new_matched_tokens(
@@ -151,7 +159,7 @@ class HomingConnector(compat.Connector, compat.HybridCaches):  # type: ignore[mi
             self.on_new_request(request)
         size = self._shape.block_size
         blocks = side.offer(
-            self._prompt(request),
+            self._requests[request.request_id].prompt,
             computed=num_computed_tokens // size,
             room=compat.free_blocks(self._pool),
             now=time.monotonic(),
@@ -308,11 +316,11 @@ class HomingConnector(compat.Connector, compat.HybridCaches):  # type: ignore[mi
         return [
             Progress(
                 name,
-                compat.computed_after(output, request, scheduled) // self._shape.block_size,
-                self._hashes(request),
+                compat.computed_after(output, known.request, scheduled) // self._shape.block_size,
+                self._hashes(known.request),
             )
             for name, scheduled in output.num_scheduled_tokens.items()
-            if (request := self._requests.get(name)) is not None
+            if (known := self._requests.get(name)) is not None
         ]
 
     def _namespace(self) -> Namespace:
@@ -328,6 +336,7 @@ class HomingConnector(compat.Connector, compat.HybridCaches):  # type: ignore[mi
             namespace=namespace,
             part_bytes=namespace.block_bytes // self._shape.ranks,
             slots_wanted=max(8, ahead),
+            answer_s=self._settings.answer_s,
         )
 
     def _connect_worker(self, namespace: Namespace) -> WorkerClient:

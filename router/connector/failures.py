@@ -28,10 +28,10 @@ class Failures:
         while len(self._until) > _MOST:
             self._until.popitem(last=False)
 
-    def sound(self, tenant: str, hashes: Sequence[bytes], now: float) -> int:
-        """How many of these, from the first on, are not known to have failed."""
+    def sound(self, tenant: str, hashes: Sequence[bytes], count: int, now: float) -> int:
+        """How many of the first `count`, from the first on, are not known to have failed."""
         while self._until and next(iter(self._until.values())) <= now:
             self._until.popitem(last=False)
         if not self._until:
-            return len(hashes)
-        return next((at for at, hash_ in enumerate(hashes) if (tenant, hash_) in self._until), len(hashes))
+            return count
+        return next((at for at in range(count) if (tenant, hashes[at]) in self._until), count)

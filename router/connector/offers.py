@@ -113,7 +113,8 @@ class Offers:
         elif now - attempt.found_at > RENEW_S:
             attempt.stage, attempt.found = Stage.ASKED, None
             return Verdict(None, renew=True)
-        sound = self._failures.sound(found.tenant, attempt.hashes[: found.blocks], now)
+        had = min(found.blocks, len(attempt.hashes))
+        sound = self._failures.sound(found.tenant, attempt.hashes, had, now)
         count = sound - computed
         if count < self._min_blocks:
             if found.blocks - computed >= self._min_blocks:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, get_args
 
+from router.kv.local import ANSWER_S
+
 Mode = Literal["off", "both"]
 
 
@@ -27,6 +29,8 @@ class Settings:
     the agent pulls from and pushes to is its own setting, `push-pool` among them."""
     min_tokens: int = 64
     """Fewer tokens than this are computed rather than loaded."""
+    answer_s: float = ANSWER_S
+    """The scheduler is told "not yet" for this long at most, then that nothing can be had."""
     stall_s: float = 0.150
     """A load that makes no progress for this long ends, where neither hint nor agent says otherwise."""
     deadline_s: float = 2.0
@@ -46,7 +50,7 @@ class Settings:
         for name in ("agent", "engine"):
             if not getattr(self, name):
                 faults.append(f"{name}: is empty")
-        for name in ("stall_s", "deadline_s", "deadline_share"):
+        for name in ("answer_s", "stall_s", "deadline_s", "deadline_share"):
             if not 0 < getattr(self, name) <= _LONGEST_S:
                 faults.append(f"{name}: {getattr(self, name)!r} is not between 0 and {_LONGEST_S:g}")
         if not 1 <= self.headroom <= _MOST_HEADROOM:

@@ -24,7 +24,7 @@ from router.kv.exposition import Histogram, MetricsServer, exposition
 from router.kv.hint import Hint, HintFault, HintReader
 from router.kv.keys import BlockHash, BlockKey, Namespace, SpaceId, pack_hashes, unpack_hashes
 from router.kv.lending import chain_of, lend_block
-from router.kv.local import ANSWER_S, LEASE_S
+from router.kv.local import LEASE_S
 from router.kv.policy import policy_of
 from router.kv.pulling import Pull, Puller, ask_sources
 from router.kv.pusher import Pusher
@@ -40,8 +40,8 @@ _log = logging.getLogger(__name__)
 _TICK_S: Final = 1.0
 _HEADROOM: Final = 1.5
 """A pull is begun only where so many times its blocks are free or can be freed."""
-_ASK_S: Final = ANSWER_S * 0.6
-"""For the sources' answers: the rest of the engine's patience is for the way there and back."""
+_ASK_SHARE: Final = 0.6
+"""Of the engine's patience, for the sources' answers: the rest is for the way there and back."""
 
 
 class Agent:
@@ -163,7 +163,7 @@ class Agent:
             usable, reason = self._usable(hint, now)
             if usable:
                 blocks = m.Blocks(space, tenant, pack_hashes(hashes[len(local) :]))
-                found = await ask_sources(usable, blocks, _ASK_S)
+                found = await ask_sources(usable, blocks, ask.patience_ms / 1000 * _ASK_SHARE)
         if found and found[0][1] * _HEADROOM > self.shelf.room - self.hub.held_blocks - len(local):
             found, reason = [], "pressure"
         blocks_found = len(local) + (found[0][1] if found else 0)
@@ -268,18 +268,18 @@ class Agent:
             if not keys:
                 reason = "gone"
                 continue
-            landed = 0
+            held = len(keys) - len(new)
+            if len(new) * _HEADROOM > shelf.room - self.hub.held_blocks - held:
+                return m.Done(0, 0, "pressure")
 
-            def count(handles: list[Handle]) -> None:
-                nonlocal landed
-                landed += len(handles)
+            def let_go(handles: list[Handle]) -> None:
                 for handle in handles:
                     shelf.owner.release(handle)
 
             pull = Pull(
                 new,
                 [source],
-                count,
+                let_go,
                 session=wish.session,
                 system_blocks=sum(key not in shelf.store for key in keys[: found.system_blocks]),
                 stall_s=max(self.config.stall_s, 0.5),
@@ -288,8 +288,12 @@ class Agent:
                 ahead=True,
             )
             reason = await self.pull(pull)
-            self._counts["prefetched_blocks"] += landed
-            return m.Done(landed, landed * shelf.block_bytes, reason)
+            # Not all that came is held: a quota or a lost parent may keep it out.
+            kept = sum(key in shelf.store for key in new)
+            if reason == "done" and kept < len(new):
+                reason = "full"
+            self._counts["prefetched_blocks"] += kept
+            return m.Done(kept, kept * shelf.block_bytes, reason)
         return m.Done(0, 0, reason)
 
     def release(self, tenant: str, session: str) -> m.Done:

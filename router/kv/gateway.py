@@ -64,9 +64,12 @@ class Gateway:
         self.metrics = MetricsServer(lambda: exposition(self.figures()))
         self.counts: Counter[str] = Counter()
         self._spaces: OrderedDict[SpaceId, Namespace] = OrderedDict()
-        self._resident: OrderedDict[BlockKey, Block[Copy]] = OrderedDict()
-        """Blocks with a copy in memory, the longest unused first."""
+        self._spare: OrderedDict[BlockKey, Block[Copy]] = OrderedDict()
+        """Blocks with a copy in memory and one on disk, the longest unused first."""
         self._resident_bytes = 0
+        """Of all blocks with a copy in memory."""
+        self._coming_bytes = 0
+        """Of blocks on their way here, which take their memory from the start."""
         self._writes: deque[Block[Copy]] = deque()
         self._waiting_bytes = 0
         self._wake = asyncio.Event()
@@ -130,8 +133,8 @@ class Gateway:
             memory = await self._from_disk(block)
             if memory is None:
                 return None
-        else:
-            self._resident.move_to_end(block.key)
+        elif block.key in self._spare:
+            self._spare.move_to_end(block.key)
         now = self.clock.now()
         self.store.use([block], None, now)
         self.store.lease([block], now + LEASE_S)
@@ -147,8 +150,22 @@ class Gateway:
         if outcome is not Appended.STORED:
             self.counts[f"refused:{outcome.value}"] += 1
             return outcome.value
+        now, above = self.clock.now(), key._replace(hash=parent)
+        self._keep_to_quota(size, now, above)
+        if not self._make_room(size, now, above):
+            self.counts["refused:full"] += 1
+            return "full"
         memory = memoryview(bytearray(size))
-        return Placed(memory, lambda total: self._keep(head, memory, total), _nothing)
+        self._coming_bytes += size
+
+        def arrived() -> None:
+            self._coming_bytes -= size
+
+        def keep(total: int) -> str:
+            arrived()
+            return self._keep(head, memory, total)
+
+        return Placed(memory, keep, arrived)
 
     def suspect(self, space: bytes, tenant: str, hash_: BlockHash) -> None:
         block = self.store.get(BlockKey(SpaceId(space), tenant, hash_))
@@ -200,6 +217,7 @@ class Gateway:
         yield Figure.of("served_bytes_total", "Bytes sent.", self.server.sent_bytes)
         yield Figure.of("stored_total", "Blocks stored.", counts.stored)
         yield Figure.of("damaged_total", "Blocks whose bytes were not what they should be.", counts.damaged)
+        yield Figure.of("conflicts_total", "Blocks offered again with other bytes.", counts.conflicts)
         for name, text in _COUNTED.items():
             yield Figure.of(f"{name}_total", text, self.counts[name])
         refused = [(key.partition(":")[2], n) for key, n in self.counts.items() if key.startswith("refused:")]
@@ -219,11 +237,11 @@ class Gateway:
             self.counts["refused:damaged"] += 1
             return "damaged"
         key, now, size = m.key_of(head), self.clock.now(), memory.nbytes
-        if excess := self.store.quota_excess(key.tenant, size):
-            self._forget(self.store.evict(excess, now, tenant=key.tenant, hard=True))
+        above = key._replace(hash=BlockHash(head.parent))
+        self._keep_to_quota(size, now, above)
         beyond = self.store.used_bytes + size - self.store.policy.capacity_bytes
         if beyond > 0:
-            self._forget(self.store.evict(beyond, now, hard=True))
+            self._forget(self.store.evict(beyond, now, hard=True, only=lambda block: block.key != above))
             if self.store.used_bytes + size > self.store.policy.capacity_bytes:
                 self.counts["refused:full"] += 1
                 return "full"
@@ -242,33 +260,47 @@ class Gateway:
             return outcome.value
         block = self.store.get(key)
         assert block is not None
-        self._reside(block)
+        self._resident_bytes += size
         self._write_later(block)
         return outcome.value
 
-    def _reside(self, block: Block[Copy]) -> None:
-        """It has a copy in memory; others lose theirs for it."""
-        self._resident[block.key] = block
-        self._resident_bytes += block.size
-        if self.disk is None:
-            return
-        for other in tuple(self._resident.values()):
-            if self._resident_bytes <= self.config.memory_bytes:
-                return
-            if other is block:
-                continue
-            if other.place.on_disk:
-                self._leave_memory(other)
-            elif other.leased_until <= self.clock.now() and other.is_leaf():
-                # The disk does not keep up: memory is all that this one has.
-                self.counts["memory_only_dropped"] += 1
-                self._forget(self.store.discard(other))
+    def _keep_to_quota(self, size: int, now: float, above: BlockKey) -> None:
+        """A tenant's blocks make room for its own, but for the one above the one that is coming."""
+        tenant = above.tenant
+        if excess := self.store.quota_excess(tenant, size):
+            others = self.store.evict(
+                excess, now, tenant=tenant, hard=True, only=lambda block: block.key != above
+            )
+            self._forget(others)
+
+    def _make_room(self, size: int, now: float, above: BlockKey) -> bool:
+        """Whether memory has room for a block that is coming, once others than the one above it have left.
+
+        Where the disk is slower than what comes, or fails, memory is all that many blocks have: the least
+        worthy are given up then, and what does not fit even so is to be refused.
+        """
+        if (excess := self._excess(size)) > 0:
+
+            def may_go(block: Block[Copy]) -> bool:
+                return block.key != above and block.place.memory is not None and not block.place.on_disk
+
+            dropped = self.store.evict(excess, now, hard=True, only=may_go)
+            self.counts["memory_only_dropped"] += len(dropped) * (self.disk is not None)
+            self._forget(dropped)
+        return self._excess(size) <= 0
+
+    def _excess(self, size: int) -> int:
+        """How much too much is in memory for so many bytes more, once what is on disk, too, has left it."""
+        room = self.config.memory_bytes - self._coming_bytes - size
+        while self._resident_bytes > room and self._spare:
+            self._leave_memory(next(iter(self._spare.values())))
+        return self._resident_bytes - room
 
     def _leave_memory(self, block: Block[Copy]) -> None:
-        if self._resident.get(block.key) is block:
-            del self._resident[block.key]
+        self._spare.pop(block.key, None)
+        if block.place.memory is not None:
+            block.place.memory = None
             self._resident_bytes -= block.size
-        block.place.memory = None
 
     def _forget(self, blocks: list[Block[Copy]]) -> None:
         """The store has let go of these."""
@@ -293,10 +325,11 @@ class Gateway:
         if head.checksum != block.checksum or self.store.get(block.key) is not block:
             return None
         self.counts["disk_read_bytes"] += payload.nbytes
-        if block.place.memory is None:
+        if block.place.memory is None and self._excess(block.size) <= 0:
             block.place.memory = payload
-            self._reside(block)
-        return block.place.memory
+            self._resident_bytes += block.size
+            self._spare[block.key] = block
+        return payload
 
     # The disk.
 
@@ -341,6 +374,7 @@ class Gateway:
             break
         if self.store.get(block.key) is block:
             block.place.on_disk = True
+            self._spare[block.key] = block
             self.counts["disk_written_bytes"] += block.size
         else:
             disk.remove(block.key)

@@ -20,7 +20,7 @@ from router.kv.wire import Decoder, Type, WireFault, encode
 LEASE_S: Final = 2.0
 """How long what an answer offers stays, before `load` asks for it."""
 ANSWER_S: Final = 0.020
-"""How long an answer is waited for."""
+"""How long an answer is waited for, where nobody says otherwise."""
 END_SLACK_S: Final = 0.25
 """How long after a load's deadline its end comes at the latest."""
 
@@ -214,11 +214,20 @@ class SchedulerClient:
     """The scheduler's side. One at a time for each engine."""
 
     def __init__(
-        self, path: str, *, engine: str, namespace: Namespace, part_bytes: int, slots_wanted: int = 64
+        self,
+        path: str,
+        *,
+        engine: str,
+        namespace: Namespace,
+        part_bytes: int,
+        slots_wanted: int = 64,
+        answer_s: float = ANSWER_S,
     ) -> None:
+        """`answer_s`: how long an answer is waited for."""
         attach = m.Attach("scheduler", engine, 0, namespace.as_dict(), part_bytes)
         self._link = _Link(path, attach, self._take, self._lost)
         self._slots_wanted = slots_wanted
+        self._answer_s = answer_s
         self._slots: list[Handle] = []
         self._asking = False
         self._ask_again = float("-inf")
@@ -249,7 +258,7 @@ class SchedulerClient:
         self._now = now
         self._link.poll(now)
         for asked in self._asked.values():
-            if asked.found is None and now - asked.since > ANSWER_S:
+            if asked.found is None and now - asked.since > self._answer_s:
                 asked.found = _nothing(asked.tenant, "timeout")
         self._refill()
 
@@ -270,12 +279,13 @@ class SchedulerClient:
             asked.found = _nothing(tenant, "disconnected")
             return
         try:
-            self._link.send(Type.ASK, m.Ask(request, tenant, pack_hashes(hashes), hint))
+            patience_ms = round(self._answer_s * 1000)
+            self._link.send(Type.ASK, m.Ask(request, tenant, pack_hashes(hashes), hint, patience_ms))
         except (TypeError, ValueError, OverflowError):  # a hint that msgpack cannot say
             asked.found = _nothing(tenant, "hint:malformed")
 
     def answer(self, request: str) -> Found | None:
-        """What was found; `None` while it is not known, for `ANSWER_S` at most, or was never asked."""
+        """What was found; `None` while it is not known, for `answer_s` at most, or was never asked."""
         asked = self._asked.get(request)
         return None if asked is None else asked.found
 

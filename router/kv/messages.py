@@ -247,6 +247,8 @@ class Ask(Message, frozen=True):
     tenant: Label
     hashes: Packed
     hint: dict[str, Any] | None = None
+    patience_ms: Millis = 20
+    """How long the engine waits for the answer."""
 
 
 class Answer(Message, frozen=True):

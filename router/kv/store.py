@@ -6,7 +6,7 @@ children, so that what is held of a session is always a prefix.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import log2
@@ -238,10 +238,13 @@ class Store(Generic[P]):
     # Keeping.
 
     def offer(self, key: BlockKey, parent: BlockHash, checksum: int) -> Appended:
-        """What `append` would say, apart from room: whether the bytes are worth sending."""
+        """What `append` would say, apart from room: whether the bytes are worth sending. Counts conflicts."""
         held = self._blocks.get(key)
         if held is not None:
-            return Appended.SAME if held.checksum == checksum else Appended.CONFLICT
+            if held.checksum == checksum:
+                return Appended.SAME
+            self.counts.conflicts += 1
+            return Appended.CONFLICT
         if parent != ROOT and key._replace(hash=parent) not in self._blocks:
             return Appended.ORPHAN
         return Appended.STORED
@@ -260,7 +263,7 @@ class Store(Generic[P]):
             case Appended.SAME:
                 self._again(self._blocks[key], name, now)
             case Appended.CONFLICT:
-                self.counts.conflicts += 1
+                pass
             case Appended.ORPHAN:
                 self.counts.orphans += 1
             case Appended.QUOTA:
@@ -313,12 +316,18 @@ class Store(Generic[P]):
         )
 
     def evict(
-        self, need_bytes: int, now: float, *, tenant: str | None = None, hard: bool = False
+        self,
+        need_bytes: int,
+        now: float,
+        *,
+        tenant: str | None = None,
+        hard: bool = False,
+        only: Callable[[Block[P]], bool] | None = None,
     ) -> list[Block[P]]:
         """Remove and return blocks of at least `need_bytes` together, or as many as may go.
 
         `hard`: blocks of active sessions may go too, after all others. Leased blocks never do, and system
-        blocks only after long disuse.
+        blocks only after long disuse. `only`: of those of which it is true.
         """
         ranking = self._ranking if tenant is None else self._rankings.get(tenant)
         if ranking is None or need_bytes <= 0:
@@ -329,7 +338,7 @@ class Store(Generic[P]):
         for spare_active in (True, False) if hard else (True,):
 
             def may_go(block: Block[P], *, spare: bool = spare_active) -> bool:
-                if block.leased_until > now:
+                if block.leased_until > now or (only is not None and not only(block)):
                     return False
                 if block.zone is Zone.SYSTEM and block.used > now - self.policy.system_idle_s:
                     return False

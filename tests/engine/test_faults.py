@@ -127,10 +127,8 @@ def test_the_replicas_own_agent_falls_silent_while_it_loads(a: Replica, b: Repli
     stopper = threading.Timer(0.02, b.agent.pause)
     stopper.start()
     try:
-        began = time.monotonic()
         answer = b.ask(prompt, tokens=8, sources=["a"])
         assert answer.said[0] == oracle
-        assert time.monotonic() - began < 30
     finally:
         stopper.join()
         b.agent.resume()

@@ -3,24 +3,25 @@
 import asyncio
 import errno
 import os
-import time
+import threading
 from dataclasses import replace
 
 import pytest
 from support.kv import NAMESPACE, chain, content
 from support.kv_fleet import Fleet, larger, peer, until
 
+from router.base.clock import ManualClock
+from router.kv import messages as m
+from router.kv.checksum import checksum
 from router.kv.config import KeepingConfig
+from router.kv.keys import ROOT
 from router.kv.pushing import Priority
 
 SIZE = NAMESPACE.block_bytes
 
 
 @pytest.fixture
-async def fleet(monkeypatch):
-    # An engine has no more patience than 20 ms; a machine that runs many tests at once may need more.
-    monkeypatch.setattr("router.kv.local.ANSWER_S", 3.0)
-    monkeypatch.setattr("router.kv.agent._ASK_S", 2.0)
+async def fleet():
     fleet = Fleet()
     yield fleet
     await fleet.close()
@@ -87,8 +88,9 @@ async def test_other_bytes_under_a_known_key_are_refused(fleet):
     await one.save(hashes)
     await pool_holds(gateway, 2)
     await two.save(hashes, damage=lambda hash_, size: content(hash_ + b"!", size))
-    await until(lambda: len(b.shelf.store) == 2 and len(b.pusher) == 0)
+    await until(lambda: gateway.store.counts.conflicts >= 2, what="a conflict is counted")
     assert await pulled(three, hashes) == 2, "the first ones stay"
+    assert b.pusher.pushed_blocks == 0
 
 
 async def test_tenants_share_nothing(fleet):
@@ -158,9 +160,7 @@ async def test_a_gateway_that_is_down_costs_nothing(fleet):
     hashes = chain("x", 3)
     await engine.save(hashes)
     await until(lambda: len(agent.shelf.store) == 3)
-    began = time.monotonic()
     _, found = await engine.ask([*hashes, *chain("y", 3)])
-    assert time.monotonic() - began < 2.0
     assert (found.blocks, found.reason) == (3, "unreachable")
 
 
@@ -213,7 +213,7 @@ async def test_memory_is_only_a_part_of_what_is_held(fleet):
 
 async def test_a_damaged_file_is_a_miss_and_set_aside(fleet):
     folder = fleet.folder / "disk"
-    gateway = await fleet.gateway(disk_folder=folder, memory_bytes=SIZE)
+    gateway = await fleet.gateway(disk_folder=folder)
     (_, one), (_, two) = await agents(fleet, gateway)
     hashes = chain("x", 5)
     await one.save(hashes)
@@ -259,6 +259,73 @@ async def test_a_full_disk_makes_room_and_then_rests(fleet, monkeypatch):
     await until(lambda: gateway.counts["disk_skipped"] == 1)
     assert len(refused) == count, "it rests"
     assert not gateway._may_write()
+
+
+def in_memory(gateway):
+    return sum(block.size for block in gateway.store if block.place.memory is not None)
+
+
+@pytest.mark.parametrize("disk", ["stuck", "broken"])
+async def test_memory_is_bounded_whatever_the_disk_does(fleet, monkeypatch, disk):
+    clock = ManualClock()
+    gateway = await fleet.gateway(clock=clock, disk_folder=fleet.folder / "disk", memory_bytes=8 * SIZE)
+    go_on = threading.Event()
+
+    def write(head, payload):
+        if disk == "stuck":
+            assert go_on.wait(120)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(gateway.disk, "write", write)
+    most = 0
+
+    def look(plain=gateway.place):
+        def place(head, size):
+            nonlocal most
+            placed = plain(head, size)
+            most = max(most, in_memory(gateway) + gateway._coming_bytes)
+            return placed
+
+        return place
+
+    monkeypatch.setattr(gateway, "place", look())
+    try:
+        (_, one), (_, two) = await agents(fleet, gateway)
+        # One session is longer than memory: of that, what fits is kept. Then come others.
+        for number, length in enumerate([12, 3, 3, 3, 3, 3]):
+            clock.advance(5.0)
+            hashes = chain(f"x{number}", length)
+            before = one_pushed(gateway)
+            await one.save(hashes, session=f"s{number}")
+            await until(lambda before=before, length=length: one_pushed(gateway) >= before + length)
+            assert 0 < in_memory(gateway) <= 8 * SIZE
+        assert most <= 8 * SIZE
+        assert gateway._resident_bytes == in_memory(gateway)
+        assert gateway._coming_bytes == 0
+        assert await pulled(two, hashes) == 3, "the newest"
+        assert gateway.counts["memory_only_dropped"] > 0
+    finally:
+        go_on.set()
+
+
+def one_pushed(gateway):
+    """Blocks that have come, kept or not."""
+    refused = sum(count for reason, count in gateway.counts.items() if reason.startswith("refused:"))
+    return gateway.store.counts.stored + refused
+
+
+async def test_a_block_that_did_not_arrive_gives_its_memory_back(fleet):
+    gateway = await fleet.gateway()
+    (hash_,) = chain("x", 1)
+    head = m.BlockHead(NAMESPACE.space, "t", hash_, ROOT, checksum(content(hash_, SIZE)), "session", "")
+    placed = gateway.place(head, SIZE)
+    assert gateway._coming_bytes == SIZE
+    placed.give_up()
+    assert gateway._coming_bytes == 0
+    placed = gateway.place(head, SIZE)
+    placed.target[:] = content(hash_, SIZE)
+    assert placed.keep(head.checksum) == "stored"
+    assert (gateway._coming_bytes, gateway._resident_bytes) == (0, SIZE)
 
 
 async def test_what_lost_its_beginning_is_not_taken_up(fleet):

@@ -30,7 +30,7 @@ TREE: Final = Path(__file__).parents[2]
 SECRET: Final = "a secret of the fleet for tests, long enough"
 BLOCK: Final = 64
 """Tokens; the model's tokens are bytes."""
-READY_S: Final = 90.0
+READY_S: Final = 240.0
 
 
 def engine_python() -> str:
@@ -284,8 +284,8 @@ def make_hint(sources: Sequence[str], tenant: str = "", **values: Any) -> dict[s
         "tenant": tenant,
         "sources": list(sources),
         "epoch": 1,
-        "stall_ms": 1000,
-        "deadline_ms": 10_000,
+        "stall_ms": 5000,
+        "deadline_ms": 20_000,
         "system_tokens": 0,
         "exp": int(time.time()) + 60,
         **values,
@@ -409,7 +409,7 @@ def fleet(folder: Path, names: str, **plan: Any) -> Iterator[dict[str, Replica]]
     arenas = Path(tempfile.mkdtemp(prefix="homing-test-", dir="/dev/shm"))
     agents = {name: AgentProcess(name, folder, arena_folder=arenas) for name in names}
     # On a busy machine a pull may take longer than computing: in tests it is to be right, not fast.
-    connector = {"deadline_share": 600, **plan.pop("connector", {})}
+    connector = {"deadline_share": 600, "answer_s": 20, **plan.pop("connector", {})}
     plans = [Plan(name=name, agent=agent, connector=connector, **plan) for name, agent in agents.items()]
     try:
         for agent in agents.values():

@@ -113,6 +113,26 @@ def test_a_version_that_does_not_announce_requests_is_served_too(
     assert scheduler.get_kv_connector_stats().to_dict()["asks"] == 1
 
 
+def test_asking_at_every_step_does_not_read_the_prompt_again(
+    pair: tuple[HomingConnector, HomingConnector],
+) -> None:
+    class Counted(list[bytes]):
+        reads = 0
+
+        def __getitem__(self, at: Any) -> Any:
+            self.reads += 1
+            return super().__getitem__(at)
+
+    scheduler, _ = pair
+    one = request(blocks=200)
+    one.block_hashes = Counted(one.block_hashes)
+    scheduler.on_new_request(one)
+    once = one.block_hashes.reads
+    for _ in range(50):
+        scheduler.get_num_new_matched_tokens(one, 0)
+    assert one.block_hashes.reads == once
+
+
 def test_a_request_that_waits_for_a_load_gets_its_end_even_where_the_order_fails(
     pair: tuple[HomingConnector, HomingConnector], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,7 @@ def test_values_are_taken_and_whole_numbers_may_stand_for_seconds() -> None:
         ({"min_tokens": True}, "min_tokens: True is no whole number"),
         ({"stall_s": "1"}, "stall_s: '1' is no number"),
         ({"stall_s": 0}, "stall_s: 0.0 is not between"),
+        ({"answer_s": 0}, "answer_s: 0.0 is not between"),
         ({"deadline_s": float("nan")}, "deadline_s: nan is not between"),
         ({"mode": "push-pool"}, "mode: 'push-pool' is none of off, both"),
         ({"headroom": 0.5}, "headroom: 0.5 is not between"),
