@@ -43,7 +43,8 @@ def parse_report(text: bytes) -> Report:
         running=_total(_series(text, b"vllm:num_requests_running")),
         waiting=_total(_series(text, b"vllm:num_requests_waiting")),
         kv_usage=_mean_share(usage),
-        kv_capacity_tokens=_capacity(_series(text, b"vllm:cache_config_info")),
+        kv_capacity_tokens=_capacity(caches := _series(text, b"vllm:cache_config_info")),
+        block_tokens=_block(caches),
     )
 
 
@@ -137,6 +138,14 @@ def _capacity(series: _Series | None) -> int | None:
             return None
         tokens += block * blocks
     return tokens
+
+
+def _block(series: _Series | None) -> int | None:
+    """Tokens of a block, where all engines have the same."""
+    if not series:
+        return None
+    sizes = {_count(labels.get(b"block_size"), _MAX_BLOCK_TOKENS) for labels, _ in series}
+    return sizes.pop() if len(sizes) == 1 else None
 
 
 def _count(text: bytes | None, most: int) -> int | None:

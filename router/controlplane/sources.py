@@ -9,6 +9,7 @@ from router.controlplane.discovery import Source
 from router.controlplane.file_source import FileReading, FileSource
 from router.controlplane.roster import Listed
 from router.controlplane.template import Template
+from router.core.fleet import Role
 from router.settings.build import build_spec
 from router.settings.compare import Settings
 from router.settings.config import Dns, Found, Kubernetes, RouterConfig
@@ -91,5 +92,10 @@ def _kubernetes(written: Kubernetes, access: Access, folder: Path, rng: Random) 
 
 def _template(written: Found, access: Access) -> Template:
     return Template(
-        scheme=written.scheme, api_key=access.api_key, tls=access.tls, kv_tokens=written.kv_tokens
+        scheme=written.scheme,
+        api_key=access.api_key,
+        tls=access.tls,
+        kv_tokens=written.kv_tokens,
+        role=Role(written.role),
+        two_way=written.two_way,
     )

@@ -11,7 +11,7 @@ from typing import Final
 
 from router.base.ids import ReplicaId
 from router.controlplane.roster import Listed
-from router.core.fleet import ReplicaSpec
+from router.core.fleet import ReplicaSpec, Role
 from router.settings.fields import Address, parse_replica_url
 
 _MOST_CHARS: Final = 64
@@ -29,6 +29,8 @@ class Template:
     """`None` = plain HTTP."""
     kv_tokens: int | None = None
     """KV capacity of each; `None` = what `/metrics` says."""
+    role: Role = Role.BOTH
+    two_way: bool = False
 
     def __repr__(self) -> str:
         return f"Template({self.scheme})"
@@ -38,7 +40,8 @@ class Template:
         reached there."""
         url = parse_replica_url(f"{self.scheme}://{Address(host, port)}")
         called = replica_name(name if name is not None else f"{host}-{port}")
-        return Listed(ReplicaSpec(called, url, self.kv_tokens), self.api_key, self.tls)
+        spec = ReplicaSpec(called, url, self.kv_tokens, role=self.role, two_way=self.two_way)
+        return Listed(spec, self.api_key, self.tls)
 
 
 def replica_name(text: str) -> ReplicaId:

@@ -17,6 +17,7 @@ from router.core.request import Turn
 from router.core.ring import Ring
 
 if TYPE_CHECKING:
+    from router.core.pairing import Pairing
     from router.core.price import Prices, Pull
 
 _SEED_CURVE: Final = PrefillCurve(SEED_TOKENS_PER_S).curve
@@ -37,6 +38,10 @@ class Kind(StrEnum):
     """Home is gone, down, or failed this very turn."""
     PASS = "pass"
     """No session to route by: to where its prompt is cached, or to whoever has the least to do."""
+    PAIR = "pair"
+    """A prefill replica computes the prompt, a decode replica answers."""
+    PAIR_PULL = "pair-pull"
+    """The same, and prefill first fetches what decode holds of the session's last turn."""
 
 
 class Candidate(NamedTuple):
@@ -206,6 +211,8 @@ class Decision(NamedTuple):
     price_list: "Prices | None" = None
     pulls: Pulls | None = None
     """As they stood; with the price list and the candidates they make the bill."""
+    pair: "Pairing | None" = None
+    """Who computes the prompt, where the replica does not itself."""
 
     @property
     def chosen(self) -> Candidate:

@@ -13,8 +13,8 @@ from typing import Final, NoReturn
 
 from router.base.errors import ErrorKind, Refused
 from router.base.ids import OPEN_TENANT, ReplicaId, SessionKey, TenantId
-from router.core.decide import Choice, Decision, FleetView, Kind, Pulls, make_candidate
-from router.core.fleet import ModelCard, ReplicaSpec, ReplicaStatus, Report, Resident
+from router.core.decide import Candidate, Choice, Decision, FleetView, Kind, Pulls, make_candidate
+from router.core.fleet import ModelCard, ReplicaSpec, ReplicaStatus, Report, Resident, Role
 from router.core.health import (
     Event,
     ProbeFailed,
@@ -26,6 +26,7 @@ from router.core.health import (
 )
 from router.core.holdings import AgentReport, Holdings
 from router.core.learned import Learned
+from router.core.leg import Leg
 from router.core.member import Lent, Member
 from router.core.memory import (
     SAME_START_S,
@@ -38,7 +39,9 @@ from router.core.memory import (
 )
 from router.core.model import Model
 from router.core.observe import FAILURES, NEUTRAL, Ended, HealthChange, Observer, Outcome, Usage, WaitEnd
-from router.core.plan import Plan
+from router.core.pairbook import PairBook, PairEnd
+from router.core.pairing import Pairing, behind, choose, prices_of
+from router.core.plan import Plan, PullRules
 from router.core.prefix import PrefixIndex
 from router.core.pullbook import PullBook, Pulled
 from router.core.queue import Chosen, Held, due_at
@@ -67,6 +70,12 @@ _GONE: Final = frozenset({Outcome.DIED, Outcome.CONNECT_FAILED})
 
 # Share of a pull that makes it one which succeeded.
 _CAME: Final = 0.8
+
+# A fetch takes no less, whatever the times of what it was part of say.
+_LEAST_FETCH_S: Final = 0.001
+
+# How the prefill ends of a replica that could not fetch what it was sent: it speaks against the path.
+_DECLINED: Final = frozenset({Outcome.SERVER_ERROR, Outcome.TIMEOUT})
 
 _AUTO_RELATIVE: Final = 2.0
 _AUTO_ABSOLUTE: Final = 32
@@ -105,6 +114,13 @@ class Engine:
         self._responses = StoredResponses()
         self._members: dict[ReplicaId, Member] = {}
         self._ordered: tuple[Member, ...] = ()
+        self._answering: tuple[Member, ...] = ()
+        """Those that answer turns: all but the prefill replicas."""
+        self._prefills: tuple[Member, ...] = ()
+        self._two_way: frozenset[ReplicaId] = frozenset()
+        """Prefill replicas that may fetch what decode holds."""
+        self._decodes: frozenset[ReplicaId] = frozenset()
+        self._prefill_ring = Ring(())
         self._followed = 0
         """Replicas whose KV events are followed."""
         self._agents: tuple[Member, ...] = ()
@@ -113,6 +129,8 @@ class Engine:
         self._ready: dict[str, list[Member]] = {}
         self._rings: dict[int, Ring] = {}
         self._waiting = Waiting(self)
+        self.pairs = PairBook(plans[0].pull if plans else PullRules())
+        """What decode replicas offer, and what became of pairs."""
         self._expire_at = 0.0
         self._epochs = count()
         self._admitted = count()
@@ -274,7 +292,7 @@ class Engine:
         """Whether a replica that is given turns has nothing to prefill, and none that wait for it."""
         return any(
             member.line is None and not member.pending_tokens and member.takes_turns()
-            for member in self._ordered
+            for member in self._answering
         )
 
     def may_pull(self, source: ReplicaId, now: float) -> bool:
@@ -372,6 +390,9 @@ class Engine:
         """
         plan = self._plans[plan_index]
         view, depths = self._look(turn, now, plan_index, self._eligible(turn, now, failed), model, rank)
+        pair = self._pair(turn, now, plan_index, model, ()) if self._prefills and turn.pairs else None
+        if pair is not None:
+            view = self._behind(view, pair)
         pinned = self._pinned(turn, view) if turn.response_id is not None else None
         choice = pinned if pinned is not None else plan.strategy.choose(turn, view, self._rng)
         chosen, reason, prices, pull, price_list = choice
@@ -394,7 +415,18 @@ class Engine:
         else:
             kind = Kind.FAILOVER
         cached = chosen.cached_tokens + (pull.tokens if pull is not None else 0)
+        depth = 0
         member = self._members[replica]
+        if pair is not None and replica in pair.decodes:
+            # Whatever KV the two have from elsewhere goes through prefill.
+            pull, cached = None, pair.cached_tokens
+            if kind is not Kind.FAILOVER:
+                kind = Kind.PAIR if pair.pull is None else Kind.PAIR_PULL
+        else:
+            depth = depths.get(member.reach, 0)
+            if self._prefills and turn.pairs and replica in self._decodes:
+                reason += "; no prefill replica can take its prompt"
+            pair = None
         if not member.well and not member.returning(now):
             reason += "; over its share while returning, as no replica is well"
         decision = Decision(
@@ -413,8 +445,9 @@ class Engine:
             pull,
             price_list,
             view.pulls if price_list is not None else None,
+            pair,
         )
-        return decision, member, depths.get(member.reach, 0)
+        return decision, member, depth
 
     def _eligible(self, turn: Turn, now: float, failed: tuple[ReplicaId, ...]) -> list[Member]:
         """Replicas that this turn may go to. Raises `Refused` with the reason there are none.
@@ -436,7 +469,7 @@ class Engine:
         """Who may be given a turn for this model; kept until anybody's health, models or drain change."""
         members = [
             member
-            for member in self._ordered
+            for member in self._answering
             if (member.well or member.returning(now))
             and (member.models is None or name in member.models or not name)
         ]
@@ -456,7 +489,7 @@ class Engine:
         """
         serving = [
             member
-            for member in self._ordered
+            for member in self._answering
             if member.takes_turns() and (member.models is None or name in member.models or not name)
         ]
         if any(member.health.state is State.HEALTHY for member in serving):
@@ -473,10 +506,17 @@ class Engine:
             raise Refused(
                 ErrorKind.UPSTREAM_FAILED, f"no further replica to try: {', '.join(failed)} failed this turn"
             )
-        well = [member for member in self._ordered if member.well or member.returning(now)]
+        if not self._answering:
+            raise Refused(
+                ErrorKind.NONE_HEALTHY,
+                "no replica can take this turn: all that there are only prefill; one with role decode or both"
+                " must answer",
+                retry_after_s=1.0,
+            )
+        well = [member for member in self._answering if member.well or member.returning(now)]
         if not well:
-            states = ", ".join(f"{member.id} {member.describe()}" for member in self._ordered[:8])
-            more = len(self._ordered) - 8
+            states = ", ".join(f"{member.id} {member.describe()}" for member in self._answering[:8])
+            more = len(self._answering) - 8
             raise Refused(
                 ErrorKind.NONE_HEALTHY,
                 f"no replica can take this turn: {states}" + (f" and {more} more" if more > 0 else ""),
@@ -802,6 +842,7 @@ class Engine:
         if turn.last and turn.session is not None and outcome not in FAILURES:
             # One that failed will be sent again.
             self._sessions.forget(ticket.model.key(turn.session))
+            self.pairs.claims.end_session(ticket.model.key(turn.session))
         if self._observer is not None:
             decision = ticket.decision
             ttft_s = ticket.ttft_s if turn.stream else None
@@ -823,15 +864,133 @@ class Engine:
             ticket.member.arriving_tokens -= pull.tokens
         ticket.pull_sharing = 0
 
+    # --- prefill and decode -------------------------------------------------------------------------
+
+    def _pair(
+        self, turn: Turn, now: float, plan_index: int, model: Model, failed: tuple[ReplicaId, ...]
+    ) -> Pairing | None:
+        """Who would compute the turn's prompt; `None` where nobody can."""
+        members = [
+            member
+            for member in self._prefills
+            if (member.well or member.returning(now))
+            and member.id not in failed
+            and (member.models is None or turn.model in member.models)
+        ]
+        if not members or not self._decodes:
+            return None
+        # As a turn that may wait, which no limit refuses: who answers is what limits are for.
+        view, _ = self._look(turn, now, plan_index, members, model, (now, 1.0))
+        book, prompt_tokens = self.pairs, view.prompt_tokens
+        pulls: Pulls | None = None
+        order: Iterable[ReplicaId] = ()
+        if turn.session is not None:
+            order = self._prefill_ring.order(turn.session)
+            claim = book.claims.peek(model.key(turn.session), now) if turn.returns else None
+            if claim is not None and self._two_way:
+                tokens = min(len(claim.tokens), prompt_tokens)
+                pulls = book.transfers.view([(claim.replica, tokens)], self._two_way, now)
+        prices = prices_of(self._plans[plan_index].pair)
+        return choose(view.candidates, prompt_tokens, prices, pulls, self._decodes, order)
+
+    def _behind(self, view: FleetView, pair: Pairing) -> FleetView:
+        start_s, token_s = self.pairs.transfers.path(pair.prefill, pair.prefill)
+        return behind(view, pair, start_s, token_s)
+
+    def begin_prefill(
+        self, ticket: Ticket, now: float, *, plan: int = 0, failed: tuple[ReplicaId, ...] = ()
+    ) -> Leg | None:
+        """Give the prompt of a paired turn to a prefill replica and count it there; `None` where none can
+        take it, and decode has to compute it. `failed`: those that failed it already."""
+        turn, model = ticket.turn, ticket.model
+        pairing = ticket.decision.pair
+        assert pairing is not None
+        member = self._members.get(pairing.prefill)
+        if failed or member is None or not member.takes_turns():
+            pairing = self._pair(turn, now, plan, model, failed)
+            if pairing is None:
+                return None
+            member = self._members[pairing.prefill]
+        claim = None
+        if pairing.pull is not None and turn.session is not None:
+            claim = self.pairs.claims.take(model.key(turn.session), now)
+        leg = Leg(self, ticket, pairing, member, claim, len(failed), now)
+        if claim is not None:
+            leg.sharing = self.pairs.transfers.begin(claim.replica, member.id, now)
+        member.take(leg, pairing.prompt_tokens, pairing.prompt_tokens, leg.missing, now)
+        return leg
+
+    def leg_ended(self, leg: Leg, outcome: Outcome, now: float, usage: Usage | None) -> None:
+        """The prefill of a paired turn is over. For the leg to call."""
+        ticket, member, pairing = leg.ticket, leg.member, leg.pairing
+        turn = ticket.turn
+        if leg.of_this_life:
+            member.in_flight -= 1
+            member.kv_tokens -= pairing.prompt_tokens
+        there = leg.of_this_life and self._members.get(member.id) is member
+        pull = pairing.pull
+        pulled: Pulled | None = None
+        if outcome is Outcome.COMPLETED and there:
+            hashes, ends, _, _ = turn.chain
+            self._index.touch(member.shelf, hashes, ends)
+            if member.failing or not member.well:
+                self._health(member, TurnSucceeded(), now)
+            if usage is not None and usage.prompt_tokens is not None and usage.cached_tokens is not None:
+                chosen = next(c for c in pairing.candidates if c.replica == member.id)
+                if not leg.claim_used:
+                    member.learned.first_token(
+                        usage.prompt_tokens,
+                        usage.cached_tokens,
+                        0.0,
+                        max(chosen.wait_s, chosen.slot_s),
+                        now - leg.began,
+                        now,
+                        shared=bool(chosen.in_flight or chosen.foreign),
+                    )
+                elif pull is not None:
+                    pulled = self._fetched(
+                        leg, chosen, pull.tokens, usage.prompt_tokens, usage.cached_tokens, now
+                    )
+        elif outcome in FAILURES and not (leg.claim_used and outcome in _DECLINED):
+            self._blame(member, leg.epoch, outcome, leg.attempt, now)
+        if leg.sharing and pull is not None:
+            transfers = self.pairs.transfers
+            transfers.end(pull.source, member.id, leg.sharing, pulled, now)
+            if leg.claim_used and outcome in _DECLINED:
+                transfers.result(pull.source, False, now)
+        if leg.claim is not None and not leg.claim_used and turn.session is not None:
+            self.pairs.claims.restore(ticket.model.key(turn.session), leg.claim)
+        if outcome is Outcome.COMPLETED:
+            self.pairs.ends[PairEnd.PULLED if leg.claim_used else PairEnd.ONE_WAY] += 1
+
+    def _fetched(
+        self, leg: Leg, chosen: Candidate, wanted: int, prompt_tokens: int, cached_tokens: int, now: float
+    ) -> Pulled:
+        """How the fetch of a leg went, by what the replica reports and how long it took."""
+        came = max(0, cached_tokens - chosen.cached_tokens)
+        curve = leg.member.learned.curve
+        rest_s = chosen.wait_s + curve.seconds(max(1, prompt_tokens - cached_tokens), prompt_tokens)
+        size = int(came * self.pairs.transfers.token_bytes)
+        return Pulled(came, size, max(_LEAST_FETCH_S, now - leg.began - rest_s), came >= _CAME * wanted)
+
+    def claimable(self, ticket: Ticket, now: float) -> float | None:
+        """Until when what the ticket's replica offers may be fetched; `None` where nobody could do so."""
+        turn = ticket.turn
+        if not self._two_way or turn.session is None or turn.last or not self._still_has(ticket):
+            return None
+        return now + self._plans[0].pair.ttl_s
+
     def _failed(self, ticket: Ticket, outcome: Outcome, now: float) -> None:
         """Hold a failure against the replica that had the turn, where it is the replica's."""
-        if not self._still_has(ticket):
+        self._blame(ticket.member, ticket.epoch, outcome, ticket.decision.attempt, now)
+
+    def _blame(self, member: Member, epoch: int, outcome: Outcome, attempt: int, now: float) -> None:
+        if member.epoch != epoch or self._members.get(member.id) is not member:
             return
-        if outcome is Outcome.SERVER_ERROR and ticket.decision.attempt:
+        if outcome is Outcome.SERVER_ERROR and attempt:
             # Another replica failed this very turn. One prompt that no engine can serve counts once, or it
             # would speak against each replica that it was tried on.
             return
-        member = ticket.member
         member.failing = True
         decisive = outcome is Outcome.CONNECT_FAILED or outcome is Outcome.DIED
         if decisive:
@@ -858,7 +1017,8 @@ class Engine:
         if not self._still_has(ticket):
             return
         turn, decision = ticket.turn, ticket.decision
-        whole = turn.stream and turn.computes and not decision.attempt and decision.pull is None
+        alone = decision.pull is None and decision.pair is None
+        whole = turn.stream and turn.computes and not decision.attempt and alone
         if whole and ticket.ttft_s is not None:
             chosen = decision.chosen
             ticket.member.learned.first_token(
@@ -904,6 +1064,7 @@ class Engine:
                 if self._pullbook is not None:
                     # One whose URL changed keeps its name.
                     self._pullbook.forget(replica)
+                self.pairs.forget(replica)
                 self._sessions.forget_replica(replica)
                 del self._members[replica]
             else:
@@ -922,6 +1083,7 @@ class Engine:
             member.leaving = member.id in leaving
             member.settle()
         self._ordered = tuple(self._members[replica] for replica in sorted(self._members))
+        self._set_roles()
         self._ready.clear()
         self._count_followed()
         if self._pullbook is not None:
@@ -937,8 +1099,15 @@ class Engine:
             member.id for member in self._agents if holdings is None or holdings.is_up(member.id)
         )
 
+    def _set_roles(self) -> None:
+        self._prefills = tuple(member for member in self._ordered if member.spec.role is Role.PREFILL)
+        self._answering = tuple(member for member in self._ordered if member.spec.role is not Role.PREFILL)
+        self._two_way = frozenset(member.id for member in self._prefills if member.spec.two_way)
+        self._decodes = frozenset(member.id for member in self._ordered if member.spec.role is Role.DECODE)
+        self._prefill_ring = Ring(member.id for member in self._prefills)
+
     def _set_rings(self) -> None:
-        names = tuple(member.id for member in self._ordered if not member.leaving)
+        names = tuple(member.id for member in self._answering if not member.leaving)
         self._rings = {plan.vnodes: Ring(names, plan.vnodes) for plan in self._plans}
 
     def probe_passed(self, replica: ReplicaId, now: float) -> None:
@@ -974,6 +1143,10 @@ class Engine:
         elif before is not None and abs(report.start_time - before) > SAME_START_S:
             self._restarted(member, now)
         member.note(report, now)
+        if member.id in self._decodes and report.kv_usage is not None:
+            rules = self._plans[0].pair
+            if report.kv_usage > rules.kv_usage:
+                self.pairs.claims.shed(member.id)
         self._resize(member)
 
     def models(self, replica: ReplicaId, cards: tuple[ModelCard, ...], _now: float) -> None:
@@ -1036,6 +1209,7 @@ class Engine:
     def end_session(self, key: SessionKey) -> list[Session]:
         """Forget a session, with every model it used or, by the longer key that `sessions` shows, with one.
         Returns what was known of it, for each model: nothing if there was none."""
+        self.pairs.claims.end_sessions(lambda mine: key in (mine, Model.session_of(mine)))
         one = self._sessions.forget(key)
         return [one] if one is not None else self._sessions.forget_all(key, Model.session_of)
 
@@ -1048,6 +1222,7 @@ class Engine:
         self._close_shelves(member)
         if self._pullbook is not None:
             self._pullbook.forget(member.id)
+        self.pairs.forget(member.id)
         self._sessions.forget_replica(member.id)
         member.begin_again(
             epoch,

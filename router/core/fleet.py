@@ -1,9 +1,21 @@
 """Replicas as configured, and what they report of themselves: values only."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Literal, NamedTuple
 
 from router.base.ids import ReplicaId
+
+
+class Role(StrEnum):
+    """What of a turn a replica does."""
+
+    BOTH = "both"
+    """All of it."""
+    PREFILL = "prefill"
+    """Computes prompts, whose KV a decode replica fetches. Never answers a client."""
+    DECODE = "decode"
+    """Answers, with KV that a prefill replica has computed; all by itself where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +35,10 @@ class ReplicaSpec:
     """Where it publishes KV events, `tcp://host:port`; `None` = it does not."""
     kv_replay: str | None = None
     """Where it replays them."""
+    role: Role = Role.BOTH
+    two_way: bool = False
+    """Of a prefill replica: it may be sent what a decode replica offers, and fetches KV from there. One that
+    is not set up for it hangs on that."""
 
 
 class Report(NamedTuple):
@@ -37,6 +53,8 @@ class Report(NamedTuple):
     kv_capacity_tokens: int | None = None
     host_kv_tokens: int | None = None
     """KV that its host tier holds beyond the device's."""
+    block_tokens: int | None = None
+    """Tokens of a KV block, where all of its engines have the same."""
 
 
 class ModelCard(NamedTuple):
@@ -76,6 +94,7 @@ class ReplicaStatus(NamedTuple):
     """Prefill that may be on its way there before turns wait, as learned."""
     leaving: bool = False
     """No source names it any longer: it is gone once its turns have ended."""
+    role: Role = Role.BOTH
 
 
 class Resident(NamedTuple):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from router.core.delivery import Delivery
 from router.core.estimate.slots import wait_for_endings_s
-from router.core.fleet import ModelCard, ReplicaSpec, ReplicaStatus, Report
+from router.core.fleet import ModelCard, ReplicaSpec, ReplicaStatus, Report, Role
 from router.core.health import Event, HealthTracker, State, Transition
 from router.core.horizon import Horizon
 from router.core.learned import Learned
@@ -321,6 +321,8 @@ class Member:
 
     def shares_a_model_with(self, other: "Member") -> bool:
         """Whether some turn may go to either. One that has not said what it serves may serve any model."""
+        if (self.spec.role is Role.PREFILL) is not (other.spec.role is Role.PREFILL):
+            return False
         return self.models is None or other.models is None or not self.models.isdisjoint(other.models)
 
     def _take_capacity(self) -> None:
@@ -431,4 +433,5 @@ class Member:
             free_tokens=int(free) if (free := self.free_tokens()) is not None else None,
             horizon_tokens=int(self.horizon.tokens),
             leaving=self.leaving,
+            role=self.spec.role,
         )

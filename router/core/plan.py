@@ -92,6 +92,24 @@ class PullRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PairRules:
+    """How prefill and decode replicas work together."""
+
+    ttl_s: float = 60.0
+    """What decode holds of a turn may be fetched for so long: less than the engines' own time for it."""
+    least_tokens: int = 256
+    """A shorter beginning is computed rather than fetched back from decode."""
+    deadline_s: float = 10.0
+    """What a prefill that fetches may take beyond what computing all would: then it is given up, and all is
+    computed."""
+    whole_streams: bool = False
+    """Ask decode for whole answers to streamed turns and stream those, where its streams do not say what it
+    holds: the next turn's prefill is then short, and this turn's first token comes last."""
+    kv_usage: float = 0.9
+    """Above this share of its KV blocks in use, a decode replica's oldest claims are let go of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """One policy in force."""
 
@@ -106,6 +124,7 @@ class Plan:
     """What is assumed of a replica's prefill until it is learned; the default policy's counts."""
     pull: PullRules = field(default_factory=PullRules)
     """The default policy's counts."""
+    pair: PairRules = field(default_factory=PairRules)
     vnodes: int = 160
     """Virtual nodes a replica on the ring."""
     refuse_reserved: bool = False

@@ -92,6 +92,11 @@ class PullBook:
             return None
         return Pulls(tuple(sources), targets, self._inbound, self._known, self._seed, self._token_bytes.value)
 
+    def path(self, source: ReplicaId, target: ReplicaId) -> tuple[float, float]:
+        """Seconds to begin and seconds a token from the first to the second, for one transfer alone."""
+        start_s, byte_s = self._known.get((source, target), self._seed)
+        return start_s, byte_s * self._token_bytes.value
+
     def begin(self, source: ReplicaId, target: ReplicaId, now: float) -> int:
         """A pull begins. Returns by how many the path is shared, itself included."""
         self._record(source).tried(now)
@@ -115,6 +120,11 @@ class PullBook:
         self._token_bytes.observe(pulled.size / pulled.tokens)
         # What took part of the path's time would have taken so much more of its bytes.
         self._carried((source, target), pulled.size * sharing, pulled.seconds)
+
+    @property
+    def token_bytes(self) -> float:
+        """KV bytes of a token, as learned."""
+        return self._token_bytes.value
 
     def _carried(self, pair: tuple[ReplicaId, ReplicaId], size: float, seconds: float) -> None:
         if not (self._is_there(pair[0]) and self._is_there(pair[1])):

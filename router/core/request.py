@@ -54,3 +54,7 @@ class Turn(NamedTuple):
     """The session that started this one, where the client says so; never another tenant's."""
     last: bool = False
     """The client says that this is its session's last turn."""
+    pairs: bool = False
+    """Its prompt may be computed by one replica and its answer by another."""
+    returns: bool = False
+    """What decode holds of the session's last turn may serve this one, as far as its body tells."""

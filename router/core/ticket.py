@@ -57,8 +57,8 @@ class Ticket:
         self.depth = depth
         """Leading segments of the prompt that were believed to lie there."""
         missing = decision.prompt_tokens - decision.cached_tokens
-        self.missing = missing if missing > 0 and turn.computes else 0
-        """Prompt tokens that the replica has yet to prefill."""
+        self.missing = missing if missing > 0 and turn.computes and decision.pair is None else 0
+        """Prompt tokens that the replica has yet to prefill: none where another one does."""
         self.kv_tokens = decision.prompt_tokens if turn.computes else 0
         """Prompt tokens whose KV it holds there."""
         self.pull_sharing = 0

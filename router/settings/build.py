@@ -1,8 +1,8 @@
 """Turns checked settings into what the router runs: plans, replicas, routes. Knows no files, no secrets."""
 
 from router.base.ids import ReplicaId
-from router.core.fleet import ReplicaSpec
-from router.core.plan import Overload, Plan, PullRules, QueueRules, Retry, SessionRules
+from router.core.fleet import ReplicaSpec, Role
+from router.core.plan import Overload, PairRules, Plan, PullRules, QueueRules, Retry, SessionRules
 from router.settings.config import Replica, RouterConfig
 from router.settings.load import Loaded
 from router.settings.policy import Policy
@@ -51,6 +51,13 @@ def build_plan(policy: Policy) -> Plan:
             stall_s=policy.price.pull.stall,
             deadline_s=policy.price.pull.deadline,
         ),
+        pair=PairRules(
+            ttl_s=policy.pair.ttl,
+            least_tokens=policy.pair.min_tokens,
+            deadline_s=policy.pair.deadline,
+            whole_streams=policy.pair.streams == "whole",
+            kv_usage=policy.pair.kv_usage,
+        ),
         vnodes=policy.place.vnodes,
         refuse_reserved=policy.reserved == "refuse",
     )
@@ -82,4 +89,6 @@ def build_spec(replica: Replica) -> ReplicaSpec:
         kv_agent=agent,
         kv_events=replica.kv_events,
         kv_replay=replica.kv_replay,
+        role=Role(replica.role),
+        two_way=replica.two_way,
     )

@@ -6,7 +6,7 @@ Values only. Reading files is `load.py`'s, secrets are `credentials.py`'s.
 from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from router.base.units import format_duration, format_size
 from router.settings.fields import (
@@ -77,12 +77,6 @@ class Route(Model):
     """A policy of the `policies` list, or a shipped one, by its name."""
 
 
-def _whole_role(role: object) -> object:
-    if role in ("prefill", "decode"):
-        raise ValueError(f"'{role}' is not in this version: every replica does both")
-    return role
-
-
 class Trust(Model):
     """How replicas and router trust each other."""
 
@@ -112,6 +106,21 @@ class Trust(Model):
             raise ValueError(f"ca and verify are for https://, and {shown}")
 
 
+class Part(Model):
+    """What of a turn a replica does."""
+
+    role: Literal["both", "prefill", "decode"] = "both"
+    """Whole turns, their prompts, or their answers."""
+    two_way: bool = False
+    """A prefill replica that may fetch KV from decode replicas: its connector has `bidirectional_kv_xfer`."""
+
+    @model_validator(mode="after")
+    def _fetches_to_prefill(self) -> Self:
+        if self.two_way and self.role != "prefill":
+            raise ValueError(f"two_way is for role: prefill, and the role is {self.role}")
+        return self
+
+
 class Reached(Model):
     """A replica's name and where it is."""
 
@@ -119,7 +128,7 @@ class Reached(Model):
     url: ReplicaUrl
 
 
-class Replica(Trust, Reached):
+class Replica(Part, Trust, Reached):
     """One vLLM server."""
 
     kv_tokens: Annotated[int, Field(gt=0)] | None = None
@@ -130,8 +139,6 @@ class Replica(Trust, Reached):
     """Where it publishes KV events."""
     kv_replay: EventsUrl | None = None
     """Where it replays them."""
-    role: Annotated[Literal["both"], BeforeValidator(_whole_role)] = "both"
-    """Prefill and decode."""
 
     @model_validator(mode="after")
     def _tls_fits(self) -> Self:
@@ -146,7 +153,7 @@ class ReplicasFile(Model):
     replicas: tuple[Replica, ...]
 
 
-class Found(Trust):
+class Found(Part, Trust):
     """What replicas that are found have in common."""
 
     scheme: Literal["http", "https"] = "http"

@@ -98,6 +98,7 @@ def read_config(
     """Check a config file that has been read, and read and check the policies that it names."""
     config, faults = _checked(RouterConfig, document)
     faults += _replica_faults(document)
+    faults += _role_faults(document)
     faults += _address_faults(document)
     policies, policy_faults = _policies(document, folder, code)
     shadow, shadow_faults = _shadow(document, folder, code)
@@ -203,6 +204,21 @@ def _replica_faults(document: Document) -> list[Fault]:
                 faults.append(document.fault(loc, what))
             first.setdefault((key, value), line)
     return faults
+
+
+def _role_faults(document: Document) -> list[Fault]:
+    """Replicas that prefill, where nobody fetches what they compute. Those that are found may, too."""
+    if isinstance(document.at("discovery"), dict):
+        return []
+    roles = [item.get("role") if isinstance(item, dict) else None for item in _items(document, "replicas")]
+    if "decode" in roles:
+        return []
+    what = "role: 'prefill', and no replica has role: decode: nobody would answer with what it computes"
+    return [
+        document.fault(("replicas", index, "role"), f"replicas[{index}].{what}")
+        for index, role in enumerate(roles)
+        if role == "prefill"
+    ]
 
 
 def _address_faults(document: Document) -> list[Fault]:

@@ -9,7 +9,7 @@ from pydantic import Field, JsonValue, model_validator
 
 from router.core.learned import SEED_TOKENS_PER_S
 from router.core.plan import Overload as OverloadDefaults
-from router.core.plan import PullRules, QueueRules, SessionRules
+from router.core.plan import PairRules, PullRules, QueueRules, SessionRules
 from router.core.plan import Retry as RetryDefaults
 from router.core.price import Prices
 from router.settings.fields import (
@@ -31,6 +31,7 @@ _OVERLOAD = OverloadDefaults()
 _RETRY = RetryDefaults()
 _PRICES = Prices()
 _PULL_RULES = PullRules()
+_PAIR_RULES = PairRules()
 
 Share = Annotated[float, Field(gt=0, le=1)]
 
@@ -82,6 +83,22 @@ class Pull(Model):
     """Pulls from one replica at a time."""
     seed_gbps: Annotated[float, Field(gt=0)] = _PULL_RULES.seed_gbps
     """Gigabits a second between two replicas, until it is learned."""
+
+
+class Pair(Model):
+    """How prefill and decode replicas work together. Without any, nothing here counts."""
+
+    ttl: Duration = _PAIR_RULES.ttl_s
+    """For how long what decode holds of a turn may be fetched: less than its `decoder_kv_blocks_ttl`."""
+    min_tokens: Annotated[int, Field(ge=1)] = _PAIR_RULES.least_tokens
+    """A shorter beginning is computed, not fetched."""
+    deadline: Duration = _PAIR_RULES.deadline_s
+    """What a prefill that fetches may take beyond what computing all would."""
+    streams: Literal["one-way", "whole"] = "one-way"
+    """Streamed turns on engines whose streams do not say what decode holds: leave nothing to fetch, or are
+    answered whole by decode and streamed from here."""
+    kv_usage: Share = _PAIR_RULES.kv_usage
+    """Above it, a decode replica's oldest offers are let go of."""
 
 
 class Price(Model):
@@ -151,5 +168,6 @@ class Policy(Model):
     queue: Queue = Queue()
     overload: Overload = Overload()
     retry: Retry = Retry()
+    pair: Pair = Pair()
     reserved: Literal["cut", "refuse"] = "cut"
     """What happens to a body's fields that are the router's to set."""

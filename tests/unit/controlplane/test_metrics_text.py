@@ -23,7 +23,7 @@ vllm:cache_config_info{block_size="64",cache_dtype="auto",engine="0",num_gpu_blo
 
 
 def test_reads_what_vllm_writes() -> None:
-    assert parse_report(VLLM) == Report(1790123456.78, 3.0, 2.0, 0.25, 38400)
+    assert parse_report(VLLM) == Report(1790123456.78, 3.0, 2.0, 0.25, 38400, block_tokens=64)
 
 
 def test_a_text_without_our_figures_has_none_of_them() -> None:
@@ -39,7 +39,9 @@ def test_engines_of_one_data_parallel_replica_are_added_up() -> None:
         b'vllm:cache_config_info{engine="0",block_size="16",num_gpu_blocks="100"} 1\n'
         b'vllm:cache_config_info{engine="1",block_size="16",num_gpu_blocks="50"} 1\n'
     )
-    assert parse_report(text) == Report(None, 7.0, 5.0, 0.75, 2400)
+    assert parse_report(text) == Report(None, 7.0, 5.0, 0.75, 2400, block_tokens=16)
+    other = text.replace(b'block_size="16",num_gpu_blocks="50"', b'block_size="32",num_gpu_blocks="50"')
+    assert parse_report(other).block_tokens is None
 
 
 def test_a_series_that_appears_twice_counts_once() -> None:

@@ -75,11 +75,22 @@ def test_a_route_must_match_something_in_particular():
         config(routes=[{"match": {}, "policy": "p"}])
 
 
-@pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_split_roles_are_not_in_this_version(role):
-    with pytest.raises(ValidationError, match="not in this version"):
-        config(replicas=[{"name": "a", "url": "http://a", "role": role}])
-    assert config(replicas=[{"name": "a", "url": "http://a", "role": "both"}]).replicas[0].role == "both"
+@pytest.mark.parametrize("role", ["both", "prefill", "decode"])
+def test_a_replica_and_what_is_found_have_a_role(role):
+    made = config(
+        replicas=[{"name": "a", "url": "http://a", "role": role}],
+        discovery={"dns": {"name": "vllm.internal", "port": 8000, "role": role}},
+    )
+    assert made.replicas[0].role == role
+    assert made.discovery.dns is not None
+    assert made.discovery.dns.role == role
+
+
+def test_only_a_prefill_replica_fetches_from_others():
+    with pytest.raises(ValidationError, match="two_way is for role: prefill, and the role is decode"):
+        config(replicas=[{"name": "a", "url": "http://a", "role": "decode", "two_way": True}])
+    made = config(replicas=[{"name": "a", "url": "http://a", "role": "prefill", "two_way": True}])
+    assert made.replicas[0].two_way
 
 
 @pytest.mark.parametrize(

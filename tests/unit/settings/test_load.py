@@ -239,7 +239,12 @@ REPLICA = "version: 1\nreplicas:\n  - "
         ),
         (
             REPLICA + "{name: a, url: http://h:1, role: prefill}\n",
-            "c.yaml:3: replicas[0].role: 'prefill' is not in this version: every replica does both",
+            "c.yaml:3: replicas[0].role: 'prefill', and no replica has role: decode: nobody would answer with"
+            " what it computes",
+        ),
+        (
+            REPLICA + "{name: a, url: http://h:1, two_way: true}\n",
+            "c.yaml:3: replicas[0]: two_way is for role: prefill, and the role is both",
         ),
         (
             REPLICA + "{name: a, url: http://h:1, kv_tokens: 0}\n",

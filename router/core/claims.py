@@ -1,0 +1,136 @@
+"""Claims: what decode replicas hold of their sessions' last turns, and offer to be fetched once.
+
+A decode replica keeps the blocks of a turn that it has answered until somebody fetches them, or until its own
+time for that is up. Whoever fetches them after that, or a second time, reads blocks that are somebody else's
+by then. So a claim is taken, never looked up and kept; it ends earlier here than there; and it ends with its
+replica's life. Knows neither prompts nor how KV is fetched.
+"""
+
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from router.base.ids import ReplicaId, SessionKey
+
+# Token ids of all claims, four bytes each: 256 MiB.
+_MOST_TOKENS: Final = 64 * 1024 * 1024
+
+# Claims that wait to be let go of. Beyond it the replicas' own time ends them.
+_MOST_DROPPED: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What one decode replica holds of one turn."""
+
+    replica: ReplicaId
+    epoch: int
+    """Which life of it."""
+    model: str
+    tokens: "array[int]"
+    """The ids whose KV lies there, from the prompt's first on."""
+    block_tokens: int
+    offer: bytes
+    """What the replica said of it, for whoever fetches it: a JSON object."""
+    expires_at: float
+    """Monotonic seconds, and before the replica's own time is up."""
+
+
+class Claims:
+    """At most one claim for each session and model. What is dropped unused is kept to be let go of."""
+
+    __slots__ = ("_claims", "_dropped", "_most_tokens", "_tokens")
+
+    def __init__(self, *, most_tokens: int = _MOST_TOKENS) -> None:
+        self._most_tokens = most_tokens
+        self._tokens = 0
+        # In order of age: the oldest goes first where there are too many.
+        self._claims: OrderedDict[SessionKey, Claim] = OrderedDict()
+        self._dropped: deque[Claim] = deque(maxlen=_MOST_DROPPED)
+
+    def __len__(self) -> int:
+        return len(self._claims)
+
+    @property
+    def tokens(self) -> int:
+        """Of all claims."""
+        return self._tokens
+
+    def put(self, key: SessionKey, claim: Claim) -> None:
+        """A session's turn has left this; what an earlier one left is dropped."""
+        if (before := self._pop(key)) is not None:
+            self._dropped.append(before)
+        self._claims[key] = claim
+        self._tokens += len(claim.tokens)
+        while self._tokens > self._most_tokens and self._claims:
+            oldest = next(iter(self._claims))
+            gone = self._pop(oldest)
+            assert gone is not None
+            self._dropped.append(gone)
+
+    def peek(self, key: SessionKey, now: float) -> Claim | None:
+        """What could be taken now."""
+        claim = self._claims.get(key)
+        return claim if claim is not None and now < claim.expires_at else None
+
+    def take(self, key: SessionKey, now: float) -> Claim | None:
+        """The claim, which is nobody's from now on. One whose time is up is gone without a trace: its replica
+        has let go of the blocks, or is about to."""
+        claim = self._pop(key)
+        return claim if claim is not None and now < claim.expires_at else None
+
+    def restore(self, key: SessionKey, claim: Claim) -> None:
+        """Put back what was taken and not used, unless a later turn has left another one."""
+        if key in self._claims:
+            self._dropped.append(claim)
+            return
+        self.put(key, claim)
+
+    def drop(self, claim: Claim) -> None:
+        """One that was taken is of no use."""
+        self._dropped.append(claim)
+
+    def end_session(self, key: SessionKey) -> bool:
+        """The session goes on no further. Whether there was a claim."""
+        if (claim := self._pop(key)) is None:
+            return False
+        self._dropped.append(claim)
+        return True
+
+    def end_sessions(self, is_one: Callable[[SessionKey], bool]) -> None:
+        """All sessions whose key is one of those go on no further. Looks at every key: for people."""
+        for key in [key for key in self._claims if is_one(key)]:
+            self.end_session(key)
+
+    def forget_replica(self, replica: ReplicaId) -> None:
+        """Its process is another one, or it has left: there is nothing to fetch, and nothing to let go of."""
+        for key in [key for key, claim in self._claims.items() if claim.replica == replica]:
+            self._pop(key)
+        kept = [claim for claim in self._dropped if claim.replica != replica]
+        self._dropped.clear()
+        self._dropped.extend(kept)
+
+    def shed(self, replica: ReplicaId) -> bool:
+        """The replica needs its blocks: drop its oldest claim. False if it has none."""
+        for key, claim in self._claims.items():
+            if claim.replica == replica:
+                self._pop(key)
+                self._dropped.append(claim)
+                return True
+        return False
+
+    def dropped(self, now: float) -> list[Claim]:
+        """What is to be let go of at the replicas, each once. Claims whose time is up are forgotten."""
+        for key in [key for key, claim in self._claims.items() if claim.expires_at <= now]:
+            self._pop(key)
+        gone = [claim for claim in self._dropped if now < claim.expires_at]
+        self._dropped.clear()
+        return gone
+
+    def _pop(self, key: SessionKey) -> Claim | None:
+        claim = self._claims.pop(key, None)
+        if claim is not None:
+            self._tokens -= len(claim.tokens)
+        return claim

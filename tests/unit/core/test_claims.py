@@ -1,0 +1,142 @@
+"""What decode replicas offer: taken once, in time, in their replica's life, or let go of."""
+
+from array import array
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.base.ids import ReplicaId, SessionKey
+from router.core.claims import Claim, Claims
+
+D, E = ReplicaId("d"), ReplicaId("e")
+S, T = SessionKey("s"), SessionKey("t")
+
+
+def claim(replica: ReplicaId = D, *, tokens: int = 4, expires_at: float = 10.0) -> Claim:
+    return Claim(replica, 1, "m", array("I", range(tokens)), 16, b"{}", expires_at)
+
+
+def test_a_claim_is_taken_once() -> None:
+    claims = Claims()
+    mine = claim()
+    claims.put(S, mine)
+    assert claims.peek(S, 1.0) is mine
+    assert claims.peek(T, 1.0) is None
+    assert claims.take(S, 1.0) is mine
+    assert claims.take(S, 1.0) is None
+    assert (len(claims), claims.tokens, claims.dropped(1.0)) == (0, 0, [])
+
+
+def test_one_whose_time_is_up_is_neither_taken_nor_let_go_of() -> None:
+    claims = Claims()
+    claims.put(S, claim(expires_at=10.0))
+    assert claims.peek(S, 10.0) is None
+    assert claims.take(S, 10.0) is None
+    claims.put(S, claim(expires_at=10.0))
+    assert claims.dropped(10.0) == []
+    assert (len(claims), claims.tokens) == (0, 0)
+
+
+def test_what_a_later_turn_leaves_takes_the_place_of_the_earlier_which_is_let_go_of_once() -> None:
+    claims = Claims()
+    first, second = claim(), claim(tokens=6)
+    claims.put(S, first)
+    claims.put(S, second)
+    assert claims.dropped(1.0) == [first]
+    assert claims.dropped(1.0) == []
+    assert claims.peek(S, 1.0) is second
+    assert claims.tokens == 6
+
+
+def test_one_that_was_not_used_is_put_back_unless_there_is_a_later_one() -> None:
+    claims = Claims()
+    mine, later = claim(), claim()
+    claims.put(S, mine)
+    assert claims.take(S, 1.0) is mine
+    claims.restore(S, mine)
+    assert claims.take(S, 1.0) is mine
+    claims.put(S, later)
+    claims.restore(S, mine)
+    assert claims.peek(S, 1.0) is later
+    assert claims.dropped(1.0) == [mine]
+
+
+def test_a_session_that_ends_and_a_claim_that_is_of_no_use_are_let_go_of() -> None:
+    claims = Claims()
+    mine, other = claim(), claim()
+    claims.put(S, mine)
+    assert claims.end_session(S)
+    assert not claims.end_session(S)
+    claims.drop(other)
+    assert claims.dropped(1.0) == [mine, other]
+    claims.put(S, mine)
+    claims.put(T, other)
+    claims.end_sessions(lambda key: key == T)
+    assert claims.dropped(1.0) == [other]
+
+
+def test_with_its_replica_a_claim_is_gone_without_a_trace() -> None:
+    claims = Claims()
+    kept = claim(E)
+    claims.put(S, claim(D))
+    claims.put(T, kept)
+    claims.drop(claim(D))
+    claims.forget_replica(D)
+    assert claims.peek(S, 1.0) is None
+    assert claims.peek(T, 1.0) is kept
+    assert claims.dropped(1.0) == []
+
+
+def test_a_replica_that_needs_its_blocks_loses_its_oldest_claim() -> None:
+    claims = Claims()
+    oldest, other = claim(D), claim(D)
+    claims.put(S, oldest)
+    claims.put(T, other)
+    assert not claims.shed(E)
+    assert claims.shed(D)
+    assert claims.dropped(1.0) == [oldest]
+    assert claims.peek(T, 1.0) is other
+
+
+def test_of_more_than_it_may_hold_the_oldest_goes() -> None:
+    claims = Claims(most_tokens=10)
+    first = claim(tokens=6)
+    claims.put(S, first)
+    claims.put(T, claim(tokens=5))
+    assert claims.peek(S, 1.0) is None
+    assert claims.dropped(1.0) == [first]
+    assert claims.tokens == 5
+    too_large = claim(tokens=11)
+    claims.put(S, too_large)
+    assert (len(claims), claims.tokens) == (0, 0)
+    assert too_large in claims.dropped(1.0)
+
+
+@given(st.lists(st.tuples(st.sampled_from("ptresf"), st.sampled_from("ab"), st.integers(1, 30))))
+def test_no_claim_is_ever_had_twice(steps: list[tuple[str, str, int]]) -> None:
+    """Whatever happens in whatever order: each is taken or let go of at most once, and tokens add up."""
+    claims = Claims(most_tokens=60)
+    made: list[Claim] = []  # kept, so that no two have the same identity
+    had: list[int] = []
+    held: dict[str, Claim] = {}
+    for step, name, tokens in steps:
+        key = SessionKey(name)
+        if step == "p":
+            made.append(claim(tokens=tokens))
+            claims.put(key, made[-1])
+        elif step == "t" and name not in held and (taken := claims.take(key, 1.0)) is not None:
+            held[name] = taken
+        elif step == "r" and name in held:
+            claims.restore(key, held.pop(name))
+        elif step == "e":
+            claims.end_session(key)
+        elif step == "s":
+            claims.shed(D)
+        elif step == "f":
+            had += map(id, claims.dropped(1.0))
+    had += [*map(id, held.values()), *map(id, claims.dropped(1.0))]
+    for name in "ab":
+        if (left := claims.take(SessionKey(name), 1.0)) is not None:
+            had.append(id(left))
+    assert sorted(had) == sorted(map(id, made))
+    assert (len(claims), claims.tokens) == (0, 0)
