@@ -12,9 +12,11 @@ import uuid
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any, Final, NoReturn, Protocol
 
+import aiohttp
 import orjson
 from aiohttp import web
 from xxhash import xxh3_64_intdigest
@@ -25,6 +27,7 @@ from router.simulator import prompts, tokens
 from router.simulator.body import Body
 from router.simulator.driver import Driver
 from router.simulator.faults import Fault, FaultPlan, Kind
+from router.simulator.handoffs import PATH, BrokenError, Fetch, Handoffs, fetch_of
 from router.simulator.metrics import CONTENT_TYPE, Snapshot, TtftHistogram, exposition
 from router.simulator.model import EngineModel, Job
 from router.simulator.prompts import BadPrompt, Message, Prompt
@@ -44,6 +47,9 @@ MAX_BODY_BYTES: Final = 256 * 1024 * 1024
 STORED_RESPONSES: Final = 10_000
 """Responses kept for `previous_response_id`; the oldest goes first."""
 EMBEDDING_SIZE: Final = 64
+
+# Between two simulated replicas.
+_FETCH_TIMEOUT: Final = aiohttp.ClientTimeout(total=5.0)
 
 _NOT_RECORDED: Final = ("/health", "/metrics", "/sim/")
 _GARBAGE: Final = b"\x16\x03\x01\x00\xa5 this is no HTTP\r\n\r\n"
@@ -95,6 +101,14 @@ class _Call:
     record: Record
     fault: Fault | None = None
     """What is to happen to the body of the answer."""
+    fetch: Fetch | None = None
+    """What it fetches from another replica first."""
+    offer: dict[str, Any] | None = None
+    """Of its blocks, which are kept for another replica when it has finished."""
+
+
+class _HangError(Exception):
+    """The request is never answered."""
 
 
 Handler = Callable[[_Call], Awaitable[web.StreamResponse]]
@@ -167,6 +181,7 @@ class Api:
         self.model = EngineModel(settings)
         self.driver = Driver(self.model, time_scale=settings.time_scale)
         self.faults = faults
+        self.handoffs = Handoffs(settings, f"{settings.name}-{uuid.uuid4().hex[:8]}")
         self.records: deque[Record] = deque(maxlen=keep)
         self.start_time = time.time()
         self.ttft = TtftHistogram()
@@ -189,7 +204,10 @@ class Api:
             ("POST", "/v1/completions", self._completions),
             ("POST", "/v1/messages", self._messages),
             ("POST", "/v1/messages/count_tokens", self._count_tokens),
+            ("POST", "/v1/chat/completions/render", self._render_chat),
+            ("POST", "/v1/completions/render", self._render_completion),
             ("POST", "/v1/embeddings", self._embeddings),
+            ("POST", PATH, self._sim_fetch),
             ("POST", "/v1/responses", self._responses),
             ("GET", "/v1/responses/{id}", self._get_response),
             ("POST", "/v1/responses/{id}/cancel", self._cancel_response),
@@ -246,6 +264,8 @@ class Api:
             return await handler(call)
         except Refusal as refusal:
             return error_answer(call.record.path, refusal)
+        except _HangError:
+            return await _never()
         except BadPrompt as error:
             return error_answer(call.record.path, Refusal(400, str(error)))
 
@@ -370,7 +390,7 @@ class Api:
         record = call.record
         record.prompt_tokens = total
         for text in rendered:
-            await self._run(self._job(body, text, b"", 1), _Listening(self, None, record, "stop"))
+            await self._run(call, self._job(body, text, b"", 1), _Listening(self, None, record, "stop"))
         data = [
             {"index": index, "object": "embedding", "embedding": _vector(text, body.get("encoding_format"))}
             for index, text in enumerate(rendered)
@@ -408,7 +428,30 @@ class Api:
         facts = Facts(prefix + name, self.settings.model, int(time.time()), length, made)
         job = self._job(body, prompt.tokens, made.tokens, len(made.pieces))
         session = call.request.headers.get("X-Session-ID") or body.get("session_id")
-        return facts, job._replace(session=str(session) if session else None)
+        job = job._replace(session=str(session) if session else None)
+        if body.get("return_token_ids"):
+            facts = facts._replace(prompt_ids=tokens.to_ids(prompt.tokens))
+        params = body.get("kv_transfer_params")
+        if isinstance(params, dict) and params:
+            facts, job = self._hand_on(call, params, facts, job)
+        return facts, job
+
+    def _hand_on(self, call: _Call, params: dict[str, Any], facts: Facts, job: Job) -> tuple[Facts, Job]:
+        """What a request fetches first, and what it keeps for others, as its parameters say."""
+        try:
+            call.fetch = fetch_of(params, facts.prompt_tokens, self.settings)
+        except BrokenError as error:
+            if error.dies:
+                self._control.die()
+            raise _HangError from None
+        transport = call.request.transport
+        host, port = transport.get_extra_info("sockname")[:2] if transport is not None else ("", 0)
+        # The last token is sampled and never computed.
+        known = facts.prompt_tokens + len(facts.reply.pieces) - 1
+        call.offer = self.handoffs.offer(params, facts.id, host, port, known)
+        facts = facts._replace(offer=call.offer, streams_offer=self.settings.streams_offer)
+        blocks = call.fetch.blocks if call.fetch is not None else 0
+        return facts, job._replace(pulled=blocks, keep=call.offer is not None)
 
     def _job(self, body: prompts.Body, prompt: bytes, generated: bytes, output_tokens: int) -> Job:
         start = tokens.root(self.settings.model, salt=str(body.get("cache_salt") or ""))
@@ -428,7 +471,7 @@ class Api:
         record, reason = call.record, _reason(facts.reply)
         if not stream:
             listening = _Listening(self, wire, record, reason, then=then)
-            await self._run(job, listening)
+            await self._run(call, job, listening)
             return await self._send(call, wire.whole(listening.cached))
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(call.request)
@@ -436,19 +479,46 @@ class Api:
         if transport is None:
             return await _never()
         body = Body(transport, chunked=call.request.version >= (1, 1), fault=call.fault)
-        await self._run(job, _Listening(self, wire, record, reason, body=body, then=then))
+        await self._run(call, job, _Listening(self, wire, record, reason, body=body, then=then))
         await body.sent()
         await response.write_eof()
         return response
 
-    async def _run(self, job: Job, listening: _Listening) -> None:
+    async def _run(self, call: _Call, job: Job, listening: _Listening) -> None:
         """Wait for the engine; whoever stops waiting aborts the request there."""
         self.driver.submit(job, listening)
+        offer = None
         try:
+            if call.fetch is not None:
+                await self._fetch(call.fetch, job)
             await listening.done
+            offer = call.offer
         finally:
             if self.driver.abort(job.id):
                 self.ended["abort"] += 1
+            if offer is not None:
+                self.handoffs.keep(offer, job.hashes, partial(self.driver.let_go, job.id))
+            elif job.keep:
+                self.driver.let_go(job.id)
+
+    async def _fetch(self, fetch: Fetch, job: Job) -> None:
+        """Bring what a request waits for from another replica, which then keeps it no longer."""
+        url = f"http://{fetch.host}:{fetch.port}{PATH}"
+        asked = {"engine": fetch.engine, "request": fetch.request}
+        came = 0
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=_FETCH_TIMEOUT) as session,
+                session.post(url, json=asked) as got,
+            ):
+                sent = (await got.json())["hashes"] if got.status == 200 else None
+        except (OSError, aiohttp.ClientError, TimeoutError):
+            sent = None
+        if sent is not None:
+            came = self.handoffs.came(job.hashes, sent, fetch.blocks)
+        elif self.settings.load_failure == "fail":
+            raise Refusal(500, "KV load failure", kind="InternalServerError")
+        self.driver.arrived(job.id, fetch.blocks - came)
 
     async def _send(self, call: _Call, answer: dict[str, Any]) -> web.StreamResponse:
         """A whole answer, or what a fault leaves of it: nothing for a while, or its first half."""
@@ -549,6 +619,22 @@ class Api:
         except ValueError as error:
             raise Refusal(400, f"tokens: {error}") from None
 
+    async def _render_chat(self, call: _Call) -> web.Response:
+        return json_answer({"token_ids": tokens.to_ids(prompts.chat(self._body(call)).tokens)})
+
+    async def _render_completion(self, call: _Call) -> web.Response:
+        return json_answer([{"token_ids": tokens.to_ids(prompts.completion(self._body(call)).tokens)}])
+
+    # Between replicas
+
+    async def _sim_fetch(self, call: _Call) -> web.Response:
+        """What another replica fetches: not bytes, but which blocks they are."""
+        body = read_object(call.record.body)
+        hashes = self.handoffs.fetch(str(body.get("request")))
+        if hashes is None or body.get("engine") != self.handoffs.engine_id:
+            return json_answer({"hashes": None}, status=404)
+        return json_answer({"hashes": list(hashes)})
+
     # For tests
 
     async def _sim_requests(self, _call: _Call) -> web.Response:
@@ -579,6 +665,9 @@ class Api:
             "waiting": stats.waiting,
             "loading": stats.loading,
             "kv_usage": stats.kv_usage,
+            "kept": len(self.handoffs),
+            "fetched_blocks": self.handoffs.fetched_blocks,
+            "wrong_blocks": self.handoffs.wrong_blocks,
             "ended": self.ended,
         }
         return json_answer(state)
@@ -595,6 +684,11 @@ class Api:
     async def _sim_clear(self, _call: _Call) -> web.Response:
         self.faults.clear()
         return json_answer({"armed": None})
+
+    def close(self) -> None:
+        """The life ends: forget everything in flight and all that is kept."""
+        self.handoffs.close()
+        self.driver.close()
 
     def arm(self, fault: Fault, *, count: int | None, path: str) -> None:
         """Put a fault in force. `refuse` and `die` without a count need no request and happen at once."""

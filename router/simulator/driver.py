@@ -55,6 +55,16 @@ class Driver:
         self._set_timer()
         return True
 
+    def arrived(self, job_id: str, missing: int) -> None:
+        """What a request waited for from elsewhere is here, but for its last `missing` blocks."""
+        self.model.arrived(job_id, missing, self.now())
+        self._set_timer()
+
+    def let_go(self, job_id: str) -> None:
+        """Give back the blocks that were kept of a request that has finished."""
+        self.model.let_go(job_id, self.now())
+        self._set_timer()
+
     def stats(self) -> Stats:
         return self.model.stats(self.now())
 

@@ -35,6 +35,8 @@ class Job(NamedTuple):
     tells how many came. 0 = none."""
     session: str | None = None
     """Whose request it is, as KV events name it."""
+    keep: bool = False
+    """Its blocks stay held when it has finished, until `let_go`."""
 
 
 class FirstToken(NamedTuple):
@@ -171,6 +173,8 @@ class EngineModel:
         self.cache = BlockCache(settings.usable_blocks, settings.host_kv_blocks)
         self.counters = Counters()
         self._seqs: dict[str, _Seq] = {}
+        self._kept: dict[str, Lease] = {}
+        """Blocks of requests that have finished and whose blocks were to be kept."""
         self._running: list[_Seq] = []
         self._waiting: deque[_Seq] = deque()
         self._loading: list[tuple[float, int, _Seq]] = []
@@ -264,6 +268,16 @@ class EngineModel:
         self._land(seq, landed)
         self._loads += 1
         heapq.heappush(self._loading, (seq.ready, self._loads, seq))
+
+    def let_go(self, job_id: str, now: float) -> bool:
+        """Give back the blocks that were kept of a request that has finished. False where there are none."""
+        self._run(now, start=False)
+        lease = self._kept.pop(job_id, None)
+        if lease is None:
+            return False
+        self.cache.release(lease)
+        self._blocked = False
+        return True
 
     def next_event_time(self) -> float | None:
         """When `advance` next has something to do; `None` = nothing until a request comes."""
@@ -423,7 +437,11 @@ class EngineModel:
             if seq.generated == seq.job.output_tokens:
                 done = True
                 self._events.append(Finished(seq.id, now))
-                self._give_back(seq)
+                if seq.job.keep and seq.lease is not None:
+                    self._kept[seq.id] = seq.lease
+                    seq.lease = None
+                else:
+                    self._give_back(seq)
                 del self._seqs[seq.id]
                 counters.finished += 1
         if done:

@@ -159,7 +159,7 @@ class SimulatedReplica:
             self._listener = None
         self._break_connections(set())
         if self._api is not None:
-            self._api.driver.close()
+            self._api.close()
 
     def _break_connections(self, spared: set[object]) -> None:
         if self._runner is None or self._runner.server is None:

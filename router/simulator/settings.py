@@ -46,6 +46,19 @@ class ReplicaSettings:
     """Whether `/v1/messages` knows `cache_salt`: vLLM before 0.27 drops it there."""
     kv_events: int = 0
     """Port on which KV events are published, replayed on the tenth above it; 0 = none are."""
+    two_way: bool = True
+    """Whether it fetches what decode replicas offer, and offers what it decoded (`bidirectional_kv_xfer`).
+    One that does not, and is told to, never answers."""
+    load_failure: str = "fail"
+    """What becomes of a request whose fetch fails: `fail` answers 500, `recompute` computes."""
+    prefill_lease_s: float = 30.0
+    """For how long a prompt's blocks are kept for a decode replica (`kv_lease_duration`)."""
+    decode_pin_s: float = 480.0
+    """For how long those of a decoded turn are kept (`decoder_kv_blocks_ttl`)."""
+    recompute_threshold: int = 64
+    """Tokens below which nothing is fetched back from decode (`kv_recompute_threshold`)."""
+    streams_offer: bool = False
+    """Whether the last chunk of a stream says what is kept, as vLLM's does from 0.33 on."""
     kv_bytes_per_token: int = 163_840
     """KV bytes of one token over all layers."""
 
@@ -74,6 +87,8 @@ class ReplicaSettings:
         ]
         if self.host_kv_blocks > 0 and self.host_gbps == 0:
             faults.append("host_kv_blocks: a host tier needs host_gbps above 0 to be read back")
+        if self.load_failure not in ("fail", "recompute"):
+            faults.append(f"load_failure: must be fail or recompute, not {self.load_failure}")
         if not self.model:
             faults.append("model: must not be empty")
         if faults:

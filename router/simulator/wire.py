@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import orjson
 
 from router.simulator.replies import Reply
+from router.simulator.tokens import to_ids
 
 _DONE: Final = b"data: [DONE]\n\n"
 
@@ -22,6 +23,17 @@ class Facts(NamedTuple):
     """Unix seconds."""
     prompt_tokens: int
     reply: Reply
+    prompt_ids: list[int] | None = None
+    """Where the request asked for token ids."""
+    offer: dict[str, Any] | None = None
+    """Of the blocks that are kept, for whoever fetches them; whole answers tell of it."""
+    streams_offer: bool = False
+    """Whether streams tell of it too, in the chunk with the reason for the end."""
+
+    @property
+    def reply_ids(self) -> list[int] | None:
+        """Of the reply, where the request asked for token ids."""
+        return to_ids(self.reply.tokens) if self.prompt_ids is not None else None
 
     @property
     def call_id(self) -> str:
@@ -105,7 +117,7 @@ class Chat:
             "logprobs": None,
             "finish_reason": reply.finish,
             "stop_reason": None,
-            "token_ids": None,
+            "token_ids": facts.reply_ids,
         }
         return {
             "id": facts.id,
@@ -117,8 +129,8 @@ class Chat:
             "system_fingerprint": None,
             "usage": _usage(facts, cached, len(reply.pieces)),
             "prompt_logprobs": None,
-            "prompt_token_ids": None,
-            "kv_transfer_params": None,
+            "prompt_token_ids": facts.prompt_ids,
+            "kv_transfer_params": facts.offer,
         }
 
     def start(self) -> Iterator[bytes]:
@@ -162,7 +174,10 @@ class Chat:
         if finish is not None:
             choice["stop_reason"] = None
         choice["token_ids"] = None
-        return self._envelope([choice], made)
+        event = self._envelope([choice], made)
+        if finish is not None and self._facts.streams_offer:
+            event["kv_transfer_params"] = self._facts.offer
+        return event
 
     def _envelope(self, choices: list[Any], made: int | None) -> dict[str, Any]:
         facts = self._facts
@@ -195,9 +210,9 @@ class Completion:
             "logprobs": None,
             "finish_reason": reply.finish,
             "stop_reason": None,
-            "token_ids": None,
+            "token_ids": facts.reply_ids,
             "prompt_logprobs": None,
-            "prompt_token_ids": None,
+            "prompt_token_ids": facts.prompt_ids,
         }
         return {
             "id": facts.id,
@@ -208,7 +223,7 @@ class Completion:
             "service_tier": None,
             "system_fingerprint": None,
             "usage": _usage(facts, cached, len(reply.pieces)),
-            "kv_transfer_params": None,
+            "kv_transfer_params": facts.offer,
         }
 
     def start(self) -> Iterator[bytes]:
@@ -236,7 +251,10 @@ class Completion:
             "prompt_token_ids": None,
             "token_ids": None,
         }
-        return self._envelope([choice]) | {"usage": None}
+        event = self._envelope([choice]) | {"usage": None}
+        if finish is not None and self._facts.streams_offer:
+            event["kv_transfer_params"] = self._facts.offer
+        return event
 
     def _envelope(self, choices: list[Any]) -> dict[str, Any]:
         facts = self._facts
@@ -278,6 +296,7 @@ class Messages:
             "stop_reason": self._STOP[reply.finish],
             "stop_sequence": None,
             "usage": self._usage(cached, len(reply.pieces)),
+            "kv_transfer_params": facts.offer,
         }
 
     def start(self) -> Iterator[bytes]:
@@ -365,7 +384,7 @@ class Responses:
         }
 
     def whole(self, cached: int) -> dict[str, Any]:
-        return self.snapshot(self._status, cached)
+        return self.snapshot(self._status, cached) | {"kv_transfer_params": self._facts.offer}
 
     def start(self) -> Iterator[bytes]:
         for name in ("response.created", "response.in_progress"):
