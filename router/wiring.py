@@ -26,7 +26,7 @@ from router.controlplane.probe import Prober, ProbeTiming
 from router.controlplane.reload import Read, Reloader
 from router.controlplane.roster import Listed
 from router.controlplane.sources import build_sources, list_config
-from router.controlplane.succession import ADMIN, DATA, Succession
+from router.controlplane.succession import ADMIN, DATA, EngineKeeper, Succession
 from router.controlplane.watch import FileWatch
 from router.core.chain_watch import ChainWatch, told
 from router.core.engine import Engine
@@ -229,11 +229,11 @@ class Router:
 
     def _succession(self, folder: Path, secret: bytes) -> Succession:
         written = self.config.restart
+        snapshot = folder / written.snapshot if written.snapshot is not None else None
         return Succession(
-            self.engine,
-            self.clock,
-            secret,
-            snapshot_path=folder / written.snapshot if written.snapshot is not None else None,
+            EngineKeeper(self.engine, self.clock, secret),
+            recall_from=snapshot,
+            leave_at=snapshot,
             handover_path=folder / written.handover if written.handover is not None else None,
             addresses={DATA: str(self.config.listen), ADMIN: str(self.config.admin.listen)},
             listeners=lambda: {DATA: self.dataplane.listeners(), ADMIN: self.admin.listeners()},

@@ -12,7 +12,7 @@ import logging
 import os
 import socket
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,7 +79,7 @@ class HandoverServer:
     def __init__(
         self,
         path: Path,
-        offer: Callable[[Mapping[str, str]], Offer],
+        offer: Callable[[Mapping[str, str]], Awaitable[Offer]],
         taken: Callable[[], None],
     ) -> None:
         self._path = path
@@ -143,7 +143,7 @@ class HandoverServer:
         with connection:
             try:
                 wanted = await _read_request(connection)
-                await _give(connection, self._offer(wanted))
+                await _give(connection, await self._offer(wanted))
                 said = await _some(connection, len(_TAKEN), _READY_S)
             except (OSError, ValueError) as error:
                 _log.warning("handing over failed, this router goes on: %s", system_words(error))

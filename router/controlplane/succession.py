@@ -31,26 +31,58 @@ class Remembering(Protocol):
     def recall(self, memory: Memory, now: float, passed_s: float) -> dict[ReplicaId, str]: ...
 
 
+class Keeper(Protocol):
+    """Who knows what is to be kept from one run to the next, as a snapshot's bytes."""
+
+    async def remember(self) -> bytes:
+        """Raises `SnapshotError`."""
+        ...
+
+    async def recall(self, raw: bytes) -> None:
+        """Raises `SnapshotError` where it cannot be used."""
+        ...
+
+
+class EngineKeeper:
+    """The `Keeper` of one engine."""
+
+    def __init__(self, engine: Remembering, clock: Clock, secret: bytes) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._secret = secret
+
+    async def remember(self) -> bytes:
+        return snapshot.encode(self._engine.memory(self._clock.now()), self._secret)
+
+    async def recall(self, raw: bytes) -> None:
+        found = await asyncio.to_thread(snapshot.decode, raw, self._secret)
+        verdicts = self._engine.recall(found.memory, self._clock.now(), found.passed_s())
+        for replica, why in verdicts.items():
+            if why:
+                _log.info("snapshot: %s %s: cold", replica, why)
+        warm = sum(not why for why in verdicts.values())
+        _log.info("snapshot: %d of %d replicas are as they were", warm, len(verdicts))
+
+
 class Succession:
     """Call `begin`, `recall` when replicas have been looked at, `established` when the router listens; and
     `leave` when its last turn has ended."""
 
     def __init__(
         self,
-        engine: Remembering,
-        clock: Clock,
-        secret: bytes,
+        keeper: Keeper,
         *,
-        snapshot_path: Path | None,
+        recall_from: Path | None,
+        leave_at: Path | None,
         handover_path: Path | None,
         addresses: Mapping[str, str],
         listeners: Callable[[], Mapping[str, Sequence[int]]],
     ) -> None:
-        """`addresses` and `listeners`: what is listened on, and the sockets, by what they are for."""
-        self._engine = engine
-        self._clock = clock
-        self._secret = secret
-        self._snapshot_path = snapshot_path
+        """`recall_from`, `leave_at`: where the snapshot is read and written. `addresses`, `listeners`: what
+        is listened on, and the sockets, by what they are for."""
+        self._keeper = keeper
+        self._recall_from = recall_from
+        self._leave_at = leave_at
         self._addresses = dict(addresses)
         self._listeners = listeners
         self._handover_path = handover_path
@@ -70,26 +102,18 @@ class Succession:
         return self._taken.sockets.pop(name, []) if self._taken is not None else []
 
     async def recall(self) -> None:
-        """Let the engine know what its predecessor knew, as far as it holds."""
+        """Let the keeper know what its predecessor knew, as far as it holds."""
         try:
             if self._taken is not None:
                 raw: bytes | None = self._taken.snapshot
-            elif self._snapshot_path is not None:
-                raw = await asyncio.to_thread(snapshot.read, self._snapshot_path)
+            elif self._recall_from is not None:
+                raw = await asyncio.to_thread(snapshot.read, self._recall_from)
             else:
                 return
-            if raw is None:
-                return
-            found = await asyncio.to_thread(snapshot.decode, raw, self._secret)
+            if raw is not None:
+                await self._keeper.recall(raw)
         except SnapshotError as error:
             _log.warning("the snapshot %s; starting without", error)
-            return
-        verdicts = self._engine.recall(found.memory, self._clock.now(), found.passed_s())
-        for replica, why in verdicts.items():
-            if why:
-                _log.info("snapshot: %s %s: cold", replica, why)
-        warm = sum(not why for why in verdicts.values())
-        _log.info("snapshot: %d of %d replicas are as they were", warm, len(verdicts))
 
     def established(self) -> None:
         """The router listens: a successor may come, and its predecessor may go, in this order, so that there
@@ -116,20 +140,24 @@ class Succession:
 
     async def leave(self) -> None:
         """Write the snapshot, where one is to be kept and no successor has it."""
-        if self._snapshot_path is None or not self._established or self.handed_over.is_set():
+        if self._leave_at is None or not self._established or self.handed_over.is_set():
             return
         self._established = False
         try:
-            raw = snapshot.encode(self._engine.memory(self._clock.now()), self._secret)
-            await asyncio.to_thread(snapshot.write, self._snapshot_path, raw)
+            await asyncio.to_thread(snapshot.write, self._leave_at, await self._keeper.remember())
         except SnapshotError as error:
             _log.error("the snapshot %s", error)
 
-    def _offer(self, wanted: Mapping[str, str]) -> Offer:
+    async def _offer(self, wanted: Mapping[str, str]) -> Offer:
         sockets = {
             name: numbers
             for name, numbers in self._listeners().items()
             if wanted.get(name) == self._addresses[name]
         }
-        raw = snapshot.encode(self._engine.memory(self._clock.now()), self._secret)
+        try:
+            raw = await self._keeper.remember()
+        except SnapshotError as error:
+            # The sockets matter more: sessions go to their owners on the ring.
+            _log.warning("the snapshot %s; the successor gets none", error)
+            raw = b""
         return Offer(sockets, raw)

@@ -24,6 +24,7 @@ from router.core.health import (
     TurnFailed,
     TurnSucceeded,
 )
+from router.core.heard import HeardResponse, HeardTurn
 from router.core.holdings import AgentReport, Holdings
 from router.core.learned import Learned
 from router.core.leg import Leg
@@ -88,7 +89,8 @@ class Engine:
     `on_detach` is told of an observer that raised and is therefore detached. Without a `pullbook` no KV is
     pulled: whoever gives one carries out the pulls that decisions name. With `holdings`, a KV agent has to be
     heard of before anything is pulled from it or by it; without, every agent is taken to be there, and to
-    hold what its replica is believed to.
+    hold what its replica is believed to. `on_stored` is told of responses that replicas store, and must not
+    raise.
     """
 
     def __init__(
@@ -102,9 +104,11 @@ class Engine:
         sessions: SessionTable | None = None,
         pullbook: PullBook | None = None,
         holdings: Holdings | None = None,
+        on_stored: Callable[[TenantId, str, Stored], None] | None = None,
     ) -> None:
         self._pullbook = pullbook
         self._holdings = holdings
+        self._on_stored = on_stored
         self._rng = rng
         self._observer = observer
         self._on_detach = on_detach
@@ -358,6 +362,8 @@ class Engine:
         tail = turn.chain.hashes[-1] if turn.chain.hashes else 0
         stored = Stored(ticket.decision.replica, ticket.epoch, turn.session, turn.model, tail)
         self._responses.keep(tenant, response_id, stored)
+        if self._on_stored is not None:
+            self._on_stored(tenant, response_id, stored)
 
     def _continued(self, turn: Turn) -> tuple[Turn, str]:
         """The turn with its session, and the model that it is of.
@@ -1358,6 +1364,63 @@ class Engine:
         return verdicts
 
     # --- for an engine beside this one --------------------------------------------------------------
+
+    def start_time(self, replica: ReplicaId) -> float | None:
+        """When the replica's process began, in Unix seconds; `None` where it does not tell or is unknown."""
+        member = self._members.get(replica)
+        return member.report.start_time if member is not None and member.report is not None else None
+
+    def hear_turn(self, heard: HeardTurn, now: float) -> bool:
+        """Another engine's turn has been answered: take it for known as if it had been one of ours.
+
+        False, and nothing changes, where the replica is unknown here, or is another process here than there.
+        What the turn says of speed, tokens a byte and health stays its own engine's.
+        """
+        member = self._heard_of(heard.replica, heard.start_time)
+        if member is None:
+            return False
+        if heard.hashes:
+            self._index.touch(member.shelf, heard.hashes, heard.ends)
+            if member.reach != member.shelf:
+                self._index.touch(member.reach, heard.hashes, heard.ends)
+        if heard.session is None:
+            return True
+        key = self._model(heard.model).key(heard.session)
+        if heard.last:
+            self._sessions.forget(key)
+            return True
+        self._sessions.bind(
+            key,
+            home=member.id,
+            epoch=member.epoch,
+            resident_tokens=heard.prompt_tokens + heard.reply_tokens,
+            tail=heard.hashes[-1] if heard.hashes else 0,
+            reply_tokens=heard.reply_tokens,
+            model=heard.model,
+            tenant=heard.tenant,
+            source=heard.source,
+            now=now,
+        )
+        return True
+
+    def hear_response(self, heard: HeardResponse) -> bool:
+        """Another engine knows where a response is stored. False where the replica is unknown here, or is
+        another process here than there."""
+        member = self._heard_of(heard.replica, heard.start_time)
+        if member is None:
+            return False
+        stored = Stored(member.id, member.epoch, heard.session, heard.model, heard.tail)
+        self._responses.keep(heard.tenant, heard.id, stored)
+        return True
+
+    def _heard_of(self, replica: ReplicaId, start_time: float | None) -> Member | None:
+        """The replica that another engine means; `None` if it is not the one that is known here."""
+        ours = self.start_time(replica)
+        if (ours is None) is not (start_time is None):
+            return None
+        if ours is not None and start_time is not None and abs(ours - start_time) > SAME_START_S:
+            return None
+        return self._members.get(replica)
 
     def lend(self, replica: ReplicaId) -> Lent | None:
         """What was learned of a replica, and how much of its load is others'; `None` if it is unknown."""

@@ -29,7 +29,7 @@ class Old:
         self._offer = Offer({"data": [one.fileno() for one in listening]}, snapshot)
         self.server = HandoverServer(path, self.offer, self.count)
 
-    def offer(self, wanted):
+    async def offer(self, wanted):
         self.asked.append(dict(wanted))
         return self._offer
 
