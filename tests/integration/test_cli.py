@@ -16,7 +16,7 @@ import pytest
 
 HOMING = Path(sys.executable).parent / "homing"
 ROOT = Path(__file__).parents[2]
-READY_S = 15.0
+READY_S = 45.0
 
 
 def run(
@@ -24,7 +24,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """One command, to its end."""
     return subprocess.run(
-        [HOMING, *arguments], capture_output=True, text=True, timeout=40, cwd=cwd, input=text, check=False
+        [HOMING, *arguments], capture_output=True, text=True, timeout=50, cwd=cwd, input=text, check=False
     )
 
 
@@ -49,7 +49,7 @@ class Process:
     def stop(self, number: int = signal.SIGTERM) -> tuple[int, str]:
         """Send a signal and wait: exit status and standard error."""
         self.popen.send_signal(number)
-        _, stderr = self.popen.communicate(timeout=30)
+        _, stderr = self.popen.communicate(timeout=50)
         return self.popen.returncode, stderr
 
 
