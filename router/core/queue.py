@@ -123,7 +123,7 @@ _Entry = tuple[float, int, Held]
 class Line:
     """The held turns of one replica: each tenant's, and all of them, the first due first."""
 
-    __slots__ = ("_dues", "_prompts", "_tokens", "tenants", "tokens")
+    __slots__ = ("_dues", "_prompts", "_shortest", "_tokens", "tenants", "tokens")
 
     def __init__(self) -> None:
         self.tenants: dict[TenantId, list[_Entry]] = {}
@@ -133,6 +133,8 @@ class Line:
         self._dues: list[tuple[float, int]] = []
         self._tokens: list[int] = []
         self._prompts: list[int] = []
+        self._shortest = 0
+        """Of the prompts; 0 = to be looked up."""
 
     def __len__(self) -> int:
         return len(self._dues)
@@ -143,7 +145,10 @@ class Line:
         at = bisect_left(self._dues, place)
         self._dues.insert(at, place)
         self._tokens.insert(at, held.tokens)
-        self._prompts.insert(at, held.chosen[0].prompt_tokens)
+        prompt = held.chosen[0].prompt_tokens
+        self._prompts.insert(at, prompt)
+        if prompt < self._shortest:
+            self._shortest = prompt
         self.tokens += held.tokens
 
     def remove(self, held: Held) -> None:
@@ -155,12 +160,15 @@ class Line:
         at = bisect_left(self._dues, place)
         del self._dues[at]
         del self._tokens[at]
-        del self._prompts[at]
+        if self._prompts.pop(at) <= self._shortest:
+            self._shortest = 0
         self.tokens -= held.tokens
 
     def shortest(self) -> int:
         """Tokens of the shortest prompt. Raises `ValueError` where nobody waits."""
-        return min(self._prompts)
+        if not self._shortest:
+            self._shortest = min(self._prompts)
+        return self._shortest
 
     def ahead(self, due: float) -> tuple[int, int]:
         """Tokens of those that are due before: missing ones, and those of their whole prompts."""

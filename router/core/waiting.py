@@ -26,7 +26,7 @@ _REPRICED_IDLE: Final = 6
 # More than this many are not priced in one go: it would hold up other turns. Whoever is next then goes by its
 # last price, if that is recent or the replica would stand idle, or waits for the next time. A recent price is
 # not looked after, unless a replica stands idle: then one of just now is not.
-_REPRICED_MOST: Final = 8
+_REPRICED_MOST: Final = 6
 _RECENT_S: Final = 1.0
 _JUST_S: Final = 0.05
 
