@@ -94,7 +94,9 @@ class AnswerHeads:
 
     def note(self, name: bytes) -> None:
         """A header that went on, in lower case: a parser has found its name in order."""
-        if len(name) <= _MAX_REMEMBERED and len(self._names) < _MAX_NAMES and name not in _JUDGED:
+        if len(name) <= _MAX_REMEMBERED and name not in _JUDGED:
+            if len(self._names) >= _MAX_NAMES:
+                self._names.clear()
             self._names.add(name)
 
     def recognise(self, raw: bytes) -> tuple[ResponseHead, bool] | None:

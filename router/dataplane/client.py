@@ -281,6 +281,7 @@ class ClientConnection:
         if size == length:
             self._run(head, tenant, data[end + 4 :], True)
             return True
+        self._url = head.target
         self._head = head
         self._tenant = tenant
         self._missing = length - size
@@ -550,7 +551,8 @@ class ClientConnection:
 
     def _write_refusal(self, refusal: Refused) -> None:
         self._plane.count_error(refusal)
-        body = body_of(refusal, anthropic=self._url.startswith(b"/v1/messages"))
+        path = self._head.path if self._head is not None else self._url.decode("latin-1")
+        body = body_of(refusal, anthropic=path.startswith("/v1/messages"))
         self.write(
             b"%bcontent-type: application/json\r\n%bcontent-length: %d\r\nconnection: close\r\n\r\n%b"
             % (status_line(status_of(refusal)), headers_of(refusal), len(body), body)

@@ -25,7 +25,7 @@ from router.dataplane.departure import INTERIM, LEADING_ZERO
 from router.dataplane.dialects import Dialect, dialect_of
 from router.dataplane.head import Head
 from router.dataplane.problems import body_of, event_of, headers_of, status_line, status_of
-from router.dataplane.routing import Routed, closing
+from router.dataplane.routing import Routed, closing, in_session
 from router.dataplane.splice import inserted
 from router.dataplane.upstream import Receiver, UpstreamConnection
 
@@ -41,8 +41,9 @@ _MOVES_ON: Final = frozenset({500, 502, 503, 504})
 
 _BODILESS: Final = frozenset({204, 304})
 
-# What answers these in JSON or in events. A proxy, a captive portal or a wrong URL says 200 in HTML.
-_SPEAK_JSON: Final = frozenset({Dialect.CHAT, Dialect.COMPLETIONS, Dialect.MESSAGES, Dialect.RESPONSES})
+# What generates an answer, in JSON or in events, and takes a hint of where KV lies. A proxy, a captive portal
+# or a wrong URL says 200 in HTML.
+_GENERATE: Final = frozenset({Dialect.CHAT, Dialect.COMPLETIONS, Dialect.MESSAGES, Dialect.RESPONSES})
 
 _KIND_LINES: Final = {
     kind: f"x-homing-decision: {kind.value}\r\nx-request-id: ".encode("ascii") for kind in Kind
@@ -191,6 +192,8 @@ class Exchange(Receiver):
                     plane.waits(entered, self)
                     return
                 ticket = entered
+                # Others may have been pushed out for it, and must hear of that.
+                plane.dispatch_soon()
         self._ticket = ticket
         self._dispatch(reuse=True)
         if routed.outline is not None:
@@ -255,14 +258,17 @@ class Exchange(Receiver):
         self._sent_at = self._plane.now()
         self._client.await_answer()
         body, length = routed.body, routed.length
-        if pool.has_agent and length and routed.turn.computes and routed.turn.chain.hashes:
-            member = self._plane.hint(routed.turn, self._ticket, self._request_id)
+        ticket = self._ticket
+        assert ticket is not None
+        if pool.has_agent and length and routed.dialect in _GENERATE and ticket.turn.computes:
+            member = self._plane.hint(ticket, self._request_id)
             if member is not None:
                 body = inserted(body, member)
                 length = sum(map(len, body))
-        head = b"".join(
-            (routed.head_start, pool.head_suffix, routed.head_end, closing(length, self._request_id))
-        )
+        lines = routed.head_end
+        if ticket.turn.session is not routed.turn.session:
+            lines = in_session(lines, routed.turn.session, ticket.turn.session)
+        head = b"".join((routed.head_start, pool.head_suffix, lines, closing(length, self._request_id)))
         connection.send(self, (head, *body), head_only=self._head.method == b"HEAD")
         if self._client.write_paused:
             connection.pause()
@@ -695,7 +701,7 @@ def _outcome_of(status: int) -> Outcome:
 
 def _is_strange(dialect: Dialect | None, content_type: bytes) -> bool:
     """Whether an answer's type is none that the endpoint has. One without a type may be anything."""
-    if dialect not in _SPEAK_JSON or not content_type:
+    if dialect not in _GENERATE or not content_type:
         return False
     kind = content_type.lower()
     return b"json" not in kind and not kind.startswith(b"text/event-stream")

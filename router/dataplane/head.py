@@ -62,7 +62,8 @@ _TENANT: Final = 13
 _PRIORITY: Final = 14
 _PATIENCE: Final = 15
 
-# What is remembered of names and targets is bounded in number and in length, whatever clients send.
+# What is remembered of names and targets is bounded in number and in length, whatever clients send. A table
+# that is full begins anew: what clients send from then on is worth more than what one of them once sent.
 _MAX_TARGETS: Final = 1024
 _MAX_NAMES: Final = 4096
 _MAX_REMEMBERED: Final = 128
@@ -149,7 +150,7 @@ class HeadReader:
     `tenant_header` names the tenant where it is trusted, and is dropped like a key.
     """
 
-    __slots__ = ("_kinds", "_lines", "_seen", "_session_names", "_starts", "_targets")
+    __slots__ = ("_given", "_kinds", "_lines", "_seen", "_session_names", "_starts", "_targets")
 
     def __init__(self, session_headers: Iterable[bytes], tenant_header: bytes | None) -> None:
         self._kinds: dict[bytes, int] = {
@@ -175,6 +176,7 @@ class HeadReader:
         self._kinds.update(dict.fromkeys(self._session_names, _SESSION))
         if tenant_header is not None:
             self._kinds[tenant_header] = _TENANT
+        self._given = dict(self._kinds)
         # Clients spell few names and name few targets: each is looked at once. By name as sent, how the
         # line of a header begins that goes on.
         self._lines: dict[bytes, bytes] = {}
@@ -279,7 +281,10 @@ class HeadReader:
         if head.request_id is not None and not is_plain_id(head.request_id):
             # It becomes part of the engine's own ids and of log lines, so only a plain one is kept.
             head.request_id = None
-        if version == "1.1" and url in self._targets and len(self._starts) < _MAX_TARGETS:
+        if head.has_body and version == "1.1" and url in self._targets:
+            # Without a body it is for the parser anyway.
+            if len(self._starts) >= _MAX_TARGETS:
+                self._starts.clear()
             self._starts[b"%b %b HTTP/1.1" % (method, url)] = (method, target, path)
         return head
 
@@ -385,7 +390,11 @@ class HeadReader:
             # Servers that hand headers on as variables read `content_length` as `content-length`.
             known = self._kinds.get(lowered.replace(b"_", b"-")) is not None
             kind = _DROP if known else _FORWARD
-        if len(name) <= _MAX_REMEMBERED and len(self._lines) + len(self._kinds) < _MAX_NAMES:
+        if len(name) <= _MAX_REMEMBERED:
+            if len(self._lines) + len(self._kinds) >= _MAX_NAMES:
+                self._lines.clear()
+                self._kinds.clear()
+                self._kinds.update(self._given)
             if kind == _FORWARD:
                 self._lines[name] = lowered + b": "
             else:
@@ -394,7 +403,10 @@ class HeadReader:
 
     def _target(self, url: bytes) -> tuple[bytes, str]:
         target = _target(url)
-        if len(url) <= _MAX_REMEMBERED and len(self._targets) < _MAX_TARGETS and b"?" not in url:
+        if len(url) <= _MAX_REMEMBERED and b"?" not in url:
+            if len(self._targets) >= _MAX_TARGETS:
+                self._targets.clear()
+                self._starts.clear()
             self._targets[url] = target
         return target
 

@@ -105,6 +105,18 @@ def closing(length: int | None, request_id: bytes) -> bytes:
     return b"content-length: %d\r\nx-request-id: %b\r\n\r\n" % (length, request_id)
 
 
+def in_session(lines: bytes, routed: SessionKey | None, session: SessionKey | None) -> bytes:
+    """The lines of a head, with the session that the turn turned out to be of: it goes on from a stored
+    response, and the request does not say whose that is."""
+    if routed is not None:
+        lines = lines.replace(_session_line(routed), b"")
+    return lines + _session_line(session) if session is not None else lines
+
+
+def _session_line(session: SessionKey) -> bytes:
+    return b"x-session-id: %b\r\n" % session.encode("ascii")
+
+
 class Routing:
     """Makes turns under the policies in force. `secret` keys session ids and cache salts."""
 
@@ -213,7 +225,7 @@ class Routing:
             )
         lines = head.forward
         if session is not None:
-            lines.append(b"x-session-id: %b\r\n" % session.encode("ascii"))
+            lines.append(_session_line(session))
         length: int | None = len(body[0]) if len(body) == 1 else sum(map(len, body))
         if not length and not head.has_body and method not in (b"POST", b"PUT", b"PATCH"):
             length = None

@@ -19,9 +19,9 @@ from router.base.tasks import TaskOwner
 from router.core.chain_watch import ChainWatch, told
 from router.core.engine import Engine
 from router.core.fleet import ReplicaSpec
+from router.core.observe import Outcome
 from router.core.outline import Describe
 from router.core.queue import Held
-from router.core.request import Turn
 from router.core.ticket import Ticket
 from router.dataplane.client import ClientConnection
 from router.dataplane.exchange import Exchange
@@ -211,8 +211,8 @@ class DataPlane:
         tenant_header: str | None,
         hints: HintWriter | None = None,
     ) -> None:
-        """Go by these for all requests whose head has not come yet. Those under way end as they would have,
-        but for limits on time and size, which count at once."""
+        """Go by these for all requests whose head has not come yet, but for `limits` on time and size and for
+        `hints`, which count at once. Requests under way end as they would have. Arguments as at the start."""
         self.routing = routing
         self.heads = _head_reader(routing, tenant_header)
         self.limits = limits
@@ -265,7 +265,12 @@ class DataPlane:
         went, refused = self.engine.dispatch(now)
         answers: list[tuple[Held, Ticket | Refused]] = [*went, *refused]
         for held, answer in answers:
-            exchange = self.waiting.pop(held)
+            exchange = self.waiting.pop(held, None)
+            if exchange is None:
+                # Its client left after it was pushed out: nobody waits for the answer.
+                if isinstance(answer, Ticket):
+                    answer.end(Outcome.CANCELLED, now)
+                continue
             try:
                 if isinstance(answer, Refused):
                     exchange.waited_in_vain(answer)
@@ -304,13 +309,13 @@ class DataPlane:
             raise Refused(ErrorKind.UNAUTHORIZED, "this API key is not known here")
         return tenant
 
-    def hint(self, turn: Turn, ticket: Ticket | None, request_id: bytes) -> bytes | None:
+    def hint(self, ticket: Ticket, request_id: bytes) -> bytes | None:
         """What to add to a request for a replica with a KV agent; `None` where agents have no secret to hold
         it against."""
-        if self._hints is None or ticket is None:
+        if self._hints is None:
             return None
-        label = self.routing.label_of(turn.tenant)
-        return self._hints.member(turn, ticket.decision, ticket.epoch, label, request_id)
+        label = self.routing.label_of(ticket.turn.tenant)
+        return self._hints.member(ticket.turn, ticket.decision, ticket.epoch, label, request_id)
 
     def hold(self, size: int) -> None:
         """Count bytes held, of requests and of answers that are gathered whole. Raises `Refused` where the

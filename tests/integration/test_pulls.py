@@ -52,9 +52,7 @@ class Pair:
 
     async def known(self, name: str, session: str, blocks: int) -> None:
         holdings = self.fleet.router.holdings
-        await until(
-            lambda: (holdings.tokens(ReplicaId(name), session) or 0) >= blocks * NAMESPACE.block_size, 5.0
-        )
+        await until(lambda: (holdings.tokens(ReplicaId(name), session) or 0) >= blocks * NAMESPACE.block_size)
 
     def body(self, name: str) -> tuple[dict[str, Any], Any]:
         """What the replica got last."""
@@ -86,7 +84,7 @@ async def pair(**wishes: Any) -> AsyncIterator[Pair]:
         }
         addresses = {name: f"127.0.0.1:{a.server.port}" for name, a in (("r0", first), ("r1", second))}
         async with fleets.fleet(2, kv_agents=addresses, **wishes) as fleet:
-            await until(lambda: not any(fleet.router.kv_agents.faults().values()), 5.0)
+            await until(lambda: not any(fleet.router.kv_agents.faults().values()))
             yield Pair(fleet, {"r0": first, "r1": second}, engines)
     finally:
         await kv.close()
@@ -172,7 +170,7 @@ async def test_nothing_is_pulled_from_an_agent_that_is_gone() -> None:
         session = await at_home_on_r0(at)
         await at.save("r0", 300)
         await at.agents["r0"].close()
-        await until(lambda: bool(at.fleet.router.kv_agents.faults()[ReplicaId("r0")]), 5.0)
+        await until(lambda: bool(at.fleet.router.kv_agents.faults()[ReplicaId("r0")]))
         metrics = (await at.fleet.admin.get("/metrics")).text
         assert 'homing_kv_agent_up{agent="r0"} 0' in metrics
         assert 'homing_kv_agent_up{agent="r1"} 1' in metrics
@@ -210,7 +208,7 @@ async def test_a_turn_that_ends_on_a_draining_home_sends_its_kv_ahead() -> None:
             async for _ in answer.aiter_raw():
                 pass
         prefetcher = at.fleet.router.prefetcher
-        await until(lambda: prefetcher.bytes > 0, 5.0)
+        await until(lambda: prefetcher.bytes > 0)
         assert prefetcher.bytes == 300 * NAMESPACE.block_bytes
         await at.fleet.chat(long(session), headers=headers)
         assert (prefetcher.hits, prefetcher.wasted_bytes) == (1, 0)
@@ -224,7 +222,7 @@ async def test_a_sessions_end_lets_its_blocks_go() -> None:
         assert shelf is not None
         assert len(shelf.store) == 8
         await at.fleet.chat(long(session), headers={"x-session-id": session, "x-homing-session-end": "true"})
-        await until(lambda: len(shelf.store) == 0, 5.0)
+        await until(lambda: len(shelf.store) == 0)
 
 
 async def test_a_session_that_an_operator_ends_is_let_go_by_the_agents_that_hold_it() -> None:
@@ -236,7 +234,7 @@ async def test_a_session_that_an_operator_ends_is_let_go_by_the_agents_that_hold
         shelves = [agent.shelf for agent in at.agents.values()]
         answer = await at.fleet.admin.delete(f"/api/sessions/{key}")
         assert (answer.status_code, answer.json()) == (200, {"ended": key}), session
-        await until(lambda: not any(len(shelf.store) for shelf in shelves), 5.0)
+        await until(lambda: not any(len(shelf.store) for shelf in shelves))
 
 
 async def test_a_gateway_is_named_in_every_hint() -> None:
@@ -245,8 +243,31 @@ async def test_a_gateway_is_named_in_every_hint() -> None:
         pool = await kv.gateway("pool", secret=SECRET)
         config = {"kv": {"gateways": [{"name": "pool", "address": f"127.0.0.1:{pool.server.port}"}]}}
         async with pair(config=config) as at:
-            await until(lambda: at.fleet.router.holdings.is_up(ReplicaId("pool")), 5.0)
+            await until(lambda: at.fleet.router.holdings.is_up(ReplicaId("pool")))
             await at_home_on_r0(at)
             assert at.hint("r0").sources == ("pool",)
     finally:
         await kv.close()
+
+
+async def test_a_turn_that_goes_on_from_a_stored_response_is_told_of_as_its_sessions() -> None:
+    async with pair() as at:
+        said = await at.fleet.client.post(
+            "/v1/responses",
+            json={"model": fleets.MODEL, "input": "word " * 400},
+            headers={"x-session-id": "s"},
+        )
+        name = said.headers["x-homing-replica"]
+        first = at.hint(name).session
+        body = {"model": fleets.MODEL, "input": "go on", "previous_response_id": said.json()["id"]}
+        assert (await at.fleet.client.post("/v1/responses", json=body)).status_code == 200
+        assert at.hint(name).session == at.body(name)[1].headers["x-session-id"] == first
+        assert len([line for line in at.body(name)[1].headers if line == "x-session-id"]) == 1
+
+
+async def test_what_generates_nothing_is_sent_no_hint() -> None:
+    async with pair() as at:
+        body = {"model": fleets.MODEL, "input": "word " * 400}
+        assert (await at.fleet.client.post("/v1/embeddings", json=body)).status_code == 200
+        [(_, record)] = at.fleet.records()
+        assert b"kv_transfer_params" not in record.body

@@ -419,3 +419,22 @@ async def test_bodies_held_stay_within_the_budget_and_beyond_it_clients_are_told
         release.set()
         assert (await one.response()).status == 200
         assert (await three.exchange(large)).status == 200
+
+
+async def test_a_refusal_within_a_body_is_in_its_endpoints_words_whichever_way_it_was_read() -> None:
+    async def answer(_request: Request, stream: Stream) -> None:
+        await stream.send_json(OK)
+
+    limits = Limits(held_bytes=50_000)
+    begins = b"POST /v1/messages HTTP/1.1\r\nHost: router\r\nContent-Length: 90000\r\n"
+    async with raw_replica(answer) as replica, data_plane([replica.url], limits=limits) as plane:
+        async with raw_client(plane.port) as client:
+            # Heads of these lines are known from now on.
+            await client.exchange(post(chat(), path="/v1/messages"))
+        for line in (b"", b"Connection: x\r\n"):
+            async with raw_client(plane.port) as client:
+                await client.send(begins + line + b"\r\n{")
+                await until(lambda: plane.held_bytes == 1)
+                await client.send(b" " * 60_000)
+                refused = await client.response()
+                assert (refused.status, refused.json()["type"]) == (503, "error"), line

@@ -190,6 +190,15 @@ def test_what_is_remembered_of_lines_is_bounded() -> None:
     assert len(heads._lines) <= 1024
 
 
+def test_names_that_are_too_many_are_forgotten_and_learned_anew() -> None:
+    heads = warm().answer_heads
+    for number in range(3000):
+        heads.note(b"x-%d" % number)
+    assert len(heads._names) <= 1024
+    assert heads.recognise(b"HTTP/1.1 200 OK\r\nX-2999: 1\r\ncontent-length: 1") is not None
+    assert heads.recognise(b"HTTP/1.1 200 OK\r\nX-0: 1\r\ncontent-length: 1") is None
+
+
 def test_headers_that_are_the_routers_to_say_end_here() -> None:
     pool = warm()
     head = b"HTTP/1.1 200 OK\r\nX-Homing-Decision: mine\r\nx-homing-replica: me\r\ncontent-length: 1\r\n\r\nx"

@@ -163,3 +163,25 @@ def test_secrets_are_not_kept_and_what_is_kept_is_bounded() -> None:
         assert known.recognise(b"%b\r\nHost: r\r\nAccept: %d\r\nX-API-Key: s3cret" % (START, number))
     assert len(known._seen) <= 4096
     assert not any(b"s3cret" in line for line in known._seen)
+
+
+def test_tables_that_are_full_begin_anew_and_learn_on() -> None:
+    known = reader()
+    for number in range(5000):
+        path = b"/v1/responses/r%d" % number
+        parsed(known, b"POST %b HTTP/1.1\r\nHost: r\r\nContent-Length: 1\r\nX-N%d: 1" % (path, number))
+        assert len(known._targets) <= 1024
+        assert len(known._starts) <= 1024
+        assert len(known._lines) + len(known._kinds) <= 4096
+    raw = b"\r\n".join([START, *PLAIN])
+    assert seen(parsed(known, raw)) == seen(parsed(reader(), raw))
+    again = known.recognise(raw)
+    assert again is not None
+    assert seen(again) == seen(parsed(known, raw))
+
+
+def test_the_first_line_of_a_request_without_a_body_is_not_kept() -> None:
+    known = HeadReader([], None)
+    for number in range(2000):
+        parsed(known, b"GET /v1/responses/r%d HTTP/1.1\r\nHost: r" % number)
+    assert known._starts == {}
