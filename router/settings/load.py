@@ -83,7 +83,7 @@ def load_policy(path_or_name: str, code: Container[str] | None = None) -> Loaded
 
 def read_policy(document: Document, folder: Path, code: Container[str] | None = None) -> Reading[Policy]:
     """Check a policy file that has been read."""
-    policy, faults = _checked(Policy, document)
+    policy, faults = checked(Policy, document)
     faults += _strategy_faults(document, policy, code)
     if faults:
         return Reading(None, document, folder, _ordered(faults))
@@ -96,7 +96,7 @@ def read_config(
     document: Document, folder: Path, code: Container[str] | None = None
 ) -> Reading[RouterConfig]:
     """Check a config file that has been read, and read and check the policies that it names."""
-    config, faults = _checked(RouterConfig, document)
+    config, faults = checked(RouterConfig, document)
     faults += _replica_faults(document)
     faults += _role_faults(document)
     faults += _address_faults(document)
@@ -113,7 +113,7 @@ def read_config(
 
 def read_replicas(document: Document, folder: Path) -> Reading[ReplicasFile]:
     """Check a file of replicas that has been read."""
-    file, faults = _checked(ReplicasFile, document)
+    file, faults = checked(ReplicasFile, document)
     faults += _replica_faults(document)
     return Reading(None if faults else file, document, folder, _ordered(faults))
 
@@ -147,7 +147,7 @@ def same_address(one: Address, other: Address) -> bool:
     return overlap and one.port == other.port and one.port != 0
 
 
-def _checked(shape: type[T], document: Document) -> tuple[T | None, list[Fault]]:
+def checked(shape: type[T], document: Document) -> tuple[T | None, list[Fault]]:
     """The model, or what is wrong. A line that is malformed is not blamed a second time for its value."""
     faults = list(document.faults)
     if document.value is None:

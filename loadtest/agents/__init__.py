@@ -1,0 +1,1 @@
+"""Clients that behave like agents: what they ask, in which order, after which pauses. Opens no socket."""
