@@ -17,9 +17,13 @@ from support.plane import until
 from router.base.ids import ReplicaId
 from router.kv.agent import Agent
 from router.kv.hint import Hint, HintFault, HintReader
+from router.simulator.settings import ReplicaSettings
 
 SECRET = b"a-secret-of-the-tests-0123456789abcdef"
 """The router's, in `support.fleet`."""
+
+SLOW = ReplicaSettings(time_scale=4.0)
+"""A prompt of 5,000 tokens takes 150 ms: more than what is sent between two agents on a busy machine."""
 
 
 def long(session: str) -> list[dict[str, str]]:
@@ -83,7 +87,7 @@ async def pair(**wishes: Any) -> AsyncIterator[Pair]:
             "r1": await kv.engine(second, slots_wanted=512),
         }
         addresses = {name: f"127.0.0.1:{a.server.port}" for name, a in (("r0", first), ("r1", second))}
-        async with fleets.fleet(2, kv_agents=addresses, **wishes) as fleet:
+        async with fleets.fleet(2, kv_agents=addresses, settings=SLOW, **wishes) as fleet:
             await until(lambda: not any(fleet.router.kv_agents.faults().values()))
             yield Pair(fleet, {"r0": first, "r1": second}, engines)
     finally:
@@ -200,7 +204,7 @@ async def test_a_turn_that_ends_on_a_draining_home_sends_its_kv_ahead() -> None:
         async with at.fleet.client.stream(
             "POST",
             "/v1/chat/completions",
-            json={"model": fleets.MODEL, "messages": long(session), "stream": True, "max_tokens": 3000},
+            json={"model": fleets.MODEL, "messages": long(session), "stream": True, "max_tokens": 1000},
             headers=headers,
         ) as answer:
             assert answer.headers["x-homing-replica"] == "r0"
