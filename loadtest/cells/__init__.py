@@ -1,0 +1,1 @@
+"""The shipped policies over real sessions at four loads, in virtual time: `python -m loadtest.cells`."""
