@@ -370,7 +370,12 @@ class Exchanges(RuleBasedStateMachine):
         assert self.plane.held_bytes == held
         tickets = [each._ticket for each in running if each._ticket is not None and each._ticket._open]
         for status in self.engine.replicas(self.clock.now()):
-            here = [ticket for ticket in tickets if ticket.decision.replica == status.id]
+            # A turn that a restart ended is in no book, whatever is still to come of its answer.
+            here = [
+                ticket
+                for ticket in tickets
+                if ticket.decision.replica == status.id and ticket.epoch == ticket.member.epoch
+            ]
             assert status.in_flight == len(here)
             assert status.pending_tokens == sum(ticket.missing for ticket in here)
         named = [each._request_id for each in running if each._head.request_id is not None]

@@ -219,6 +219,7 @@ async def test_replicas_are_shown_with_all_that_is_known_and_null_for_what_is_no
                 "kv_usage": None,
                 "kv_capacity_tokens": None,
                 "host_kv_tokens": None,
+                "block_tokens": None,
             },
             "report_age_s": 0.5,
             "capacity_tokens": None,
@@ -229,6 +230,7 @@ async def test_replicas_are_shown_with_all_that_is_known_and_null_for_what_is_no
             "free_tokens": 300_000,
             "horizon_tokens": 8192,
             "leaving": False,
+            "role": "both",
             "lately": {"hit_rate": 0.5},
         }
         assert answer["replicas"][1]["lately"] is None
