@@ -399,7 +399,12 @@ def _shadow_failed(error: Exception) -> None:
 
 
 def _routing(plans: Sequence[Plan], settings: Settings) -> Routing:
-    return Routing(plans, build_routes(settings.loaded), secret=settings.secrets.secret or _NO_SECRET)
+    return Routing(
+        plans,
+        build_routes(settings.loaded),
+        secret=settings.secrets.secret or _NO_SECRET,
+        keep_bytes=settings.loaded.value.limits.kept_bodies,
+    )
 
 
 def _hints(config: RouterConfig, secrets: Secrets, plans: Sequence[Plan]) -> HintWriter | None:

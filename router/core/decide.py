@@ -6,11 +6,11 @@ cannot reach anything that changes, so the same view, turn and random source giv
 
 from collections.abc import Mapping
 from enum import StrEnum
-from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from router.base.ids import ReplicaId
+from router.base.values import maker
 from router.core.estimate.prefill import Curve, PrefillCurve
 from router.core.learned import SEED_TOKENS_PER_S
 from router.core.request import Turn
@@ -18,7 +18,8 @@ from router.core.ring import Ring
 
 if TYPE_CHECKING:
     from router.core.pairing import Pairing
-    from router.core.price import Prices, Pull
+    from router.core.price import Pull
+    from router.core.prices import Prices
 
 _SEED_CURVE: Final = PrefillCurve(SEED_TOKENS_PER_S).curve
 
@@ -94,8 +95,7 @@ class Candidate(NamedTuple):
     """KV on its way there from other replicas."""
 
 
-make_candidate: "partial[Candidate]" = partial(tuple.__new__, Candidate)
-"""A candidate from the tuple of its fields, in half the time: one is made for every replica and turn."""
+make_candidate: Final = maker(Candidate)
 
 
 class Source(NamedTuple):
@@ -148,6 +148,9 @@ class FleetView(NamedTuple):
     """`None` where nothing can be pulled."""
 
 
+make_view: Final = maker(FleetView)
+
+
 class Choice(NamedTuple):
     """A strategy's answer."""
 
@@ -162,6 +165,9 @@ class Choice(NamedTuple):
     price_list: "Prices | None" = None
     """What the candidates were priced by, for a strategy that prices in milliseconds: whoever wants the bill
     makes it of this and the candidates."""
+
+
+make_choice: Final = maker(Choice)
 
 
 class Strategy(Protocol):
@@ -218,3 +224,6 @@ class Decision(NamedTuple):
     def chosen(self) -> Candidate:
         """The replica as it stood."""
         return next(candidate for candidate in self.candidates if candidate.replica == self.replica)
+
+
+make_decision: Final = maker(Decision)

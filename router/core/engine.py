@@ -13,7 +13,17 @@ from typing import Final, NoReturn
 
 from router.base.errors import ErrorKind, Refused
 from router.base.ids import OPEN_TENANT, ReplicaId, SessionKey, TenantId
-from router.core.decide import Candidate, Choice, Decision, FleetView, Kind, Pulls, make_candidate
+from router.core.decide import (
+    Candidate,
+    Choice,
+    Decision,
+    FleetView,
+    Kind,
+    Pulls,
+    make_candidate,
+    make_decision,
+    make_view,
+)
 from router.core.fleet import ModelCard, ReplicaSpec, ReplicaStatus, Report, Resident, Role
 from router.core.health import (
     Event,
@@ -39,7 +49,7 @@ from router.core.memory import (
     why_cold,
 )
 from router.core.model import Model
-from router.core.observe import FAILURES, NEUTRAL, Ended, HealthChange, Observer, Outcome, Usage, WaitEnd
+from router.core.observe import FAILURES, NEUTRAL, HealthChange, Observer, Outcome, Usage, WaitEnd, make_ended
 from router.core.pairbook import PairBook, PairEnd
 from router.core.pairing import Pairing, behind, choose, prices_of
 from router.core.plan import Plan, PullRules
@@ -435,23 +445,25 @@ class Engine:
             pair = None
         if not member.well and not member.returning(now):
             reason += "; over its share while returning, as no replica is well"
-        decision = Decision(
-            replica,
-            kind,
-            reason,
-            plan.name,
-            candidates,
-            prices,
-            home,
-            prompt_tokens,
-            cached if cached < prompt_tokens else prompt_tokens,
-            len(failed),
-            now,
-            0.0,
-            pull,
-            price_list,
-            view.pulls if price_list is not None else None,
-            pair,
+        decision = make_decision(
+            (
+                replica,
+                kind,
+                reason,
+                plan.name,
+                candidates,
+                prices,
+                home,
+                prompt_tokens,
+                cached if cached < prompt_tokens else prompt_tokens,
+                len(failed),
+                now,
+                0.0,
+                pull,
+                price_list,
+                view.pulls if price_list is not None else None,
+                pair,
+            )
         )
         return decision, member, depth
 
@@ -689,15 +701,17 @@ class Engine:
                     )
                 )
             )
-        view = FleetView(
-            now,
-            tuple(candidates),
-            home,
-            prompt_tokens,
-            self._rings[plan.vnodes],
-            self._served[plan_index],
-            parent,
-            self._pulls(turn, session, ends, ratio, depths, now) if self._agents else None,
+        view = make_view(
+            (
+                now,
+                tuple(candidates),
+                home,
+                prompt_tokens,
+                self._rings[plan.vnodes],
+                self._served[plan_index],
+                parent,
+                self._pulls(turn, session, ends, ratio, depths, now) if self._agents else None,
+            )
         )
         return view, depths
 
@@ -853,7 +867,9 @@ class Engine:
             decision = ticket.decision
             ttft_s = ticket.ttft_s if turn.stream else None
             try:
-                self._observer.on_ended(Ended(turn, decision, outcome, usage, ttft_s, now - decision.at, now))
+                self._observer.on_ended(
+                    make_ended((turn, decision, outcome, usage, ttft_s, now - decision.at, now))
+                )
             except Exception as error:  # noqa: BLE001 - an observer must never stop routing
                 self._detach(error)
 

@@ -5,10 +5,11 @@ goes on.
 """
 
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from router.base.errors import ErrorKind
 from router.base.ids import ReplicaId, SessionKey
+from router.base.values import maker
 from router.core.decide import Decision
 from router.core.request import Turn
 
@@ -68,6 +69,9 @@ class Usage(NamedTuple):
     cached_tokens: int | None = None
 
 
+make_usage: Final = maker(Usage)
+
+
 class Ended(NamedTuple):
     """One attempt of a turn, over."""
 
@@ -80,6 +84,9 @@ class Ended(NamedTuple):
     nothing of prefill."""
     duration_s: float
     now: float
+
+
+make_ended: Final = maker(Ended)
 
 
 class HealthChange(NamedTuple):

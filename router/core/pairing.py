@@ -14,7 +14,8 @@ from router.base.ids import ReplicaId
 from router.core.decide import Candidate, FleetView, Pulls
 from router.core.estimate.prefill import Curve
 from router.core.plan import PairRules
-from router.core.price import Line, Prices, Pull, lines, local_s, offer, pull_s
+from router.core.price import Line, Pull, lines, local_s, offer, pull_s
+from router.core.prices import Prices
 
 # Prefill replicas whose prices differ by less, absolutely or by share, are as good as one another: which one
 # it is then goes by the ring, so that an idle fleet does not prefill everything on its fastest replica.

@@ -17,36 +17,17 @@ in milliseconds. Knows no strategy: who is eligible is decided elsewhere.
 - `risk`: a pull may fail; then its deadline has passed and all is computed. The chance of it times the loss.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Final, Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Final, Literal, NamedTuple
 
 from router.base.ids import ReplicaId
 from router.core.decide import Candidate, Pulls, Source
+from router.core.prices import Prices
 
 _MS: Final = 1000.0
 
 # A pull is not tried unless so many times the blocks that it needs are free or can be had.
 _HEADROOM: Final = 1.5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prices:
-    """The policy's part of the price."""
-
-    __pydantic_config__: ClassVar[Mapping[str, str]] = {"extra": "forbid"}
-
-    move_s: float = 0.05
-    """For leaving home."""
-    crowd: float = 1.0
-    """Share of what other turns lose to this one's prefill that counts as if it were its own, from 0 up."""
-    displacement: float = 1.0
-    """Share of what must be forgotten and is still wanted that counts, from 0 up."""
-    pull: bool = True
-    """Whether KV is pulled from other replicas at all."""
-    pull_least_tokens: int = 512
-    pull_deadline_s: float = 2.0
-    """What a pull may take in any case; one that saves more computing may take as long as it saves."""
 
 
 class Line(NamedTuple):

@@ -4,9 +4,10 @@
 times faster.
 """
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from router.base.ids import SessionKey, TenantId
+from router.base.values import maker
 
 
 class Chain(NamedTuple):
@@ -27,6 +28,8 @@ class Chain(NamedTuple):
     """How many of those come before the first user message; 0 where there is none. They are what sessions
     share."""
 
+
+make_chain: Final = maker(Chain)
 
 EMPTY_CHAIN = Chain((), (), 0)
 """A request without a prompt."""
@@ -58,3 +61,6 @@ class Turn(NamedTuple):
     """Its prompt may be computed by one replica and its answer by another."""
     returns: bool = False
     """What decode holds of the session's last turn may serve this one, as far as its body tells."""
+
+
+make_turn: Final = maker(Turn)

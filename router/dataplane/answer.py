@@ -5,7 +5,7 @@ untouched. Cut out are `kv_transfer_params` and, where the router alone asked fo
 """
 
 import re
-from typing import Final, NamedTuple
+from typing import Final
 
 from msgspec import UNSET
 
@@ -294,25 +294,16 @@ def _common_start(one: bytes, two: bytes) -> bytes:
     return one[:low]
 
 
-class Answer(NamedTuple):
-    """A whole JSON answer."""
-
-    body: bytes
-    """For the client."""
-    usage: Usage | None
-    response_id: str | None
-    """Of the stored response (Responses only)."""
-
-
-def read_body(dialect: Dialect | None, body: bytes) -> Answer:
-    """Read an answer that is not streamed. What is no JSON object stays as it is and tells nothing."""
+def read_body(dialect: Dialect | None, body: bytes) -> tuple[bytes, Usage | None, str | None]:
+    """Read an answer that is not streamed: what of it is for the client, its usage, and the id of the stored
+    response (Responses only). What is no JSON object stays as it is and tells nothing."""
     facts = facts_of(body)
     if facts is None:
-        return Answer(body, None, None)
+        return body, None, None
     if INTERNAL_BYTES in body:
         # vLLM writes the members into every answer, and null means that there is nothing in it to hide.
         harmless = is_null(facts.kv_transfer_params) + is_null(facts.ec_transfer_params)
         if body.count(INTERNAL_BYTES) != harmless:
             body = without_internal(body)
     response_id = text_of(facts.id) if dialect is Dialect.RESPONSES else None
-    return Answer(body, usage_of(facts.usage), response_id)
+    return body, usage_of(facts.usage), response_id

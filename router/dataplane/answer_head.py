@@ -6,6 +6,8 @@ Knows no connection. What is odd is for the parser and whoever asked it to judge
 import re
 from typing import Final
 
+from router.dataplane.head import is_plain_value
+
 _DROPPED: Final = frozenset(
     {
         b"connection",
@@ -26,7 +28,6 @@ _OURS: Final = b"x-homing-"
 _JUDGED: Final = frozenset({b"location", b"content-encoding"})
 
 _STATUS: Final = re.compile(rb"HTTP/1\.1 ([2-5][0-9][0-9]) [ -~]*")
-_PLAIN_VALUE: Final = re.compile(rb"[!-~]+(?: +[!-~]+)*")
 _FEW_DIGITS: Final = 15
 _BODILESS: Final = (204, 304)
 
@@ -152,7 +153,7 @@ class AnswerHeads:
         """What a line says that was not seen before; `None` where a parser is to say."""
         name, colon, value = sent.partition(b": ")
         name = name.lower()
-        if not colon or _PLAIN_VALUE.fullmatch(value) is None:
+        if not colon or not is_plain_value(value):
             return None
         if name == b"content-length":
             if not value.isdigit() or len(value) > _FEW_DIGITS:

@@ -14,13 +14,14 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from router.base.errors import ErrorKind, Refused
-from router.base.ids import TenantId
+from router.base.ids import SessionKey, TenantId
 from router.core.hashing import hash64
-from router.core.request import EMPTY_CHAIN, Chain
+from router.core.request import EMPTY_CHAIN, Chain, make_chain
 from router.dataplane.fingerprint import Message, Segments
 from router.dataplane.outline import BodyOutline
 from router.dataplane.shape import check_shape
 from router.dataplane.splice import EXTRA, RESERVED
+from router.dataplane.stems import LEAST, MOST, Stem, Stems, end_of_messages
 
 
 class Dialect(StrEnum):
@@ -53,6 +54,9 @@ _PATHS: Final = {
 
 # A member looked up on its class costs as much as the comparison.
 _RESPONSES: Final = Dialect.RESPONSES
+
+_GROWING: Final = frozenset({Dialect.CHAT, Dialect.MESSAGES})
+"""Those whose prompt is the whole conversation, as a list of messages."""
 
 
 def dialect_of(path: str) -> Dialect | None:
@@ -177,22 +181,34 @@ _ITEMS: Final = msgspec.json.Decoder(list[Message])
 class RequestReader:
     """Reads request bodies under one policy's session rules."""
 
-    __slots__ = ("_derive", "_readings")
+    __slots__ = ("_derive", "_readings", "_stems")
 
-    def __init__(self, *, body_fields: tuple[str, ...], derive: bool) -> None:
+    def __init__(self, *, body_fields: tuple[str, ...], derive: bool, keep_bytes: int = 0) -> None:
         """`body_fields` may hold a session id, the first first: a member, or `member.member`. `derive`:
-        make an opening of conversations, whether or not they have an id."""
+        make an opening of conversations, whether or not they have an id. `keep_bytes`: how much of the latest
+        bodies is kept, so that no conversation is read from its beginning at each turn."""
         self._readings = {dialect: _Reading(dialect, body_fields) for dialect in (*Dialect, None)}
         self._derive = derive
+        self._stems = Stems(keep_bytes)
 
-    def read(self, path: str, body: bytes, tenant: TenantId) -> Read:
+    def read(self, path: str, body: bytes, tenant: TenantId, session: SessionKey | None = None) -> Read:
         """What `body` says. Raises `Refused` for what is not a JSON object in UTF-8, is nested too deep,
         has a `model`, `stream` or `messages` of the wrong type, a name that is too long, or too many values.
 
-        Of a path without a dialect, only the members that all bodies have in common are read.
+        Of a path without a dialect, only the members that all bodies have in common are read. `session`: one
+        of the tenant's, as the head names it. Its bodies are read from where the last one ended; what is read
+        is the same.
         """
         dialect = _PATHS.get(path)
         reading = self._readings[dialect]
+        long = session is not None and LEAST <= len(body) < MOST and dialect in _GROWING
+        if long:
+            assert session is not None
+            stem = self._stems.find(session)
+            if stem is not None and stem.made.path == path and stem.made.tenant == tenant:
+                news = stem.news(body)
+                if news is not None:
+                    return self._go_on(reading, stem, body, news, session)
         try:
             if not body.isascii():
                 body.decode()
@@ -200,7 +216,7 @@ class RequestReader:
             head = reading.decode(body)
             model = head.model or ""
             plain = reading.is_plain(head)
-            chain, outline = reading.chain(head, tenant, model, plain=plain)
+            chain, outline, care = reading.chain(head, tenant, model, plain=plain)
         except UnicodeDecodeError as error:
             raise _refused(f"is not UTF-8: byte {error.start} is wrong") from error
         except msgspec.ValidationError as error:
@@ -212,7 +228,7 @@ class RequestReader:
         options = head.stream_options
         has_options, asks_usage = (False, False) if options is UNSET else _usage_options(options)
         responses = dialect is _RESPONSES
-        return Read(
+        read = Read(
             model,
             chain,
             stream=bool(head.stream),
@@ -225,6 +241,101 @@ class RequestReader:
             asks_usage=asks_usage,
             outline=outline,
         )
+        if long and plain and chain.system:
+            assert session is not None
+            self._keep(reading, body, read, care, path, tenant, session)
+        return read
+
+    def _keep(
+        self,
+        reading: "_Reading",
+        body: bytes,
+        read: Read,
+        care: int,
+        path: str,
+        tenant: TenantId,
+        session: SessionKey,
+    ) -> None:
+        """Keep a body that was read, if it is plain where its messages begin and end."""
+        span = end_of_messages(body)
+        if span is None:
+            return
+        begin, end = span
+        try:
+            without = reading.decode(body[:begin] + body[end:])
+        except (msgspec.DecodeError, RecursionError):
+            return
+        if without.messages == []:
+            made = _Made(path, tenant, read, care)
+            self._stems.keep(session, Stem(body, end, body.count(b"{"), made))
+
+    def _go_on(
+        self, reading: "_Reading", stem: Stem, body: bytes, news: list[Message], session: SessionKey
+    ) -> Read:
+        """What a body says that is a stem's with `news` behind its messages."""
+        made: _Made = stem.made
+        if news:
+            segments = Segments.going_on(made.chain, made.care)
+            reading.add_news(segments, news, made.chain.opening)
+            hashes, ends = tuple(segments.hashes), tuple(segments.ends)
+            chain = make_chain((hashes, ends, made.chain.opening, made.chain.system))
+            outline = reading.outline_of(segments, body)
+            made = made.grown(chain, segments.care)
+            self._stems.keep(session, stem.grown(body, made))
+        else:
+            outline = reading.outline_of(Segments.going_on(made.chain, made.care), body)
+            self._stems.keep(session, stem)
+        return made.read(outline)
+
+
+class _Made:
+    """What is known of a body that is kept, but for what would hold on to its bytes."""
+
+    __slots__ = (
+        "asks_usage",
+        "care",
+        "chain",
+        "has_stream_options",
+        "model",
+        "opening",
+        "path",
+        "stream",
+        "tenant",
+    )
+
+    def __init__(self, path: str, tenant: TenantId, read: Read, care: int) -> None:
+        self.path = path
+        self.tenant = tenant
+        self.model = read.model
+        self.chain = read.chain
+        self.stream = read.stream
+        self.opening = read.opening
+        self.has_stream_options = read.has_stream_options
+        self.asks_usage = read.asks_usage
+        self.care = care
+        """Objects of the body that may yet be looked into."""
+
+    def grown(self, chain: Chain, care: int) -> "_Made":
+        """The same of a body with more messages."""
+        made = _Made(self.path, self.tenant, self.read(None), care)
+        made.chain = chain
+        return made
+
+    def read(self, outline: BodyOutline | None) -> Read:
+        """What a body says that is no other than the one that is kept."""
+        return Read(
+            self.model,
+            self.chain,
+            stream=self.stream,
+            session_value=None,
+            previous_response_id=None,
+            opening=self.opening,
+            stores=False,
+            reserved=False,
+            has_stream_options=self.has_stream_options,
+            asks_usage=self.asks_usage,
+            outline=outline,
+        )
 
 
 class _Head(Protocol):
@@ -235,6 +346,8 @@ class _Head(Protocol):
     stream_options: Raw | UnsetType
     previous_response_id: Raw | UnsetType
     store: Raw | UnsetType
+    messages: list[Message] | UnsetType
+    """Of dialects that have any."""
 
 
 class _Reading:
@@ -242,6 +355,7 @@ class _Reading:
 
     __slots__ = (
         "_add_prompt",
+        "_billing",
         "_extra",
         "_optional",
         "_optional_values",
@@ -290,6 +404,7 @@ class _Reading:
         self._extra = attrgetter(fields[EXTRA][0])
         self._session = [(path, attrgetter(fields[top][0]), inner) for path, (top, _, inner) in names.items()]
         self._add_prompt = _ADD_PROMPT[dialect]
+        self._billing = dialect is Dialect.MESSAGES
         self._roots: dict[tuple[TenantId, str], int] = {}
 
     def is_plain(self, head: _Head) -> bool:
@@ -319,8 +434,9 @@ class _Reading:
 
     def chain(
         self, head: _Head, tenant: TenantId, model: str, *, plain: bool
-    ) -> tuple[Chain, BodyOutline | None]:
-        """The fingerprint of the body's prompt, and its outline; empty where there is none."""
+    ) -> tuple[Chain, BodyOutline | None, int]:
+        """The fingerprint of the body's prompt, its outline, and what is left of `CARE`; empty where there is
+        no prompt."""
         root = self._roots.get((tenant, model))
         if root is None:
             name = model.encode()
@@ -341,9 +457,17 @@ class _Reading:
         segments = Segments(root, size)
         opening = self._add_prompt(head, segments)
         if len(segments.hashes) == 1:
-            return EMPTY_CHAIN, None
-        chain = Chain(tuple(segments.hashes), tuple(segments.ends), opening, segments.system)
-        return chain, BodyOutline(head, self._add_prompt, segments)
+            return EMPTY_CHAIN, None, 0
+        chain = make_chain((tuple(segments.hashes), tuple(segments.ends), opening, segments.system))
+        return chain, BodyOutline(head, self._add_prompt, segments), segments.care
+
+    def add_news(self, segments: Segments, news: list[Message], opening: int) -> None:
+        """Further messages of a conversation whose opening is known."""
+        segments.add_messages(news, billing=self._billing, opening=opening)
+
+    def outline_of(self, segments: Segments, body: bytes) -> BodyOutline:
+        """The outline of a body of which only the end was read."""
+        return BodyOutline(None, self._add_prompt, segments, self.decode, body)
 
 
 MAX_MODEL: Final = 512

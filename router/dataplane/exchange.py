@@ -396,11 +396,10 @@ class Exchange(Receiver):
                 self._write_rest(rest)
         elif self._whole is not None:
             assert self._routed is not None
-            answer = read_body(self._routed.dialect, b"".join(self._whole))
-            usage, response_id = answer.usage, answer.response_id
+            whole, usage, response_id = read_body(self._routed.dialect, b"".join(self._whole))
             assert self._prepared is not None
-            self._prepared += b"content-length: %d\r\n" % len(answer.body)
-            self._begin(answer.body)
+            self._prepared += b"content-length: %d\r\n" % len(whole)
+            self._begin(whole)
         if self._prepared is not None:
             self._begin()
         if self._chunked:
@@ -701,7 +700,7 @@ def _outcome_of(status: int) -> Outcome:
 
 def _is_strange(dialect: Dialect | None, content_type: bytes) -> bool:
     """Whether an answer's type is none that the endpoint has. One without a type may be anything."""
-    if dialect not in _GENERATE or not content_type:
+    if content_type == b"application/json" or not content_type or dialect not in _GENERATE:
         return False
     kind = content_type.lower()
     return b"json" not in kind and not kind.startswith(b"text/event-stream")

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import UNSET, Raw
 
 from router.core.hashing import hash64
+from router.core.request import Chain
 from router.dataplane.schemas import Outer
 from router.dataplane.splice import Edit, edited, members, without
 
@@ -40,7 +41,7 @@ _MARK_BYTES: Final = b"cache_control"
 _DIGITS: Final = frozenset((b"-", *(b"%d" % digit for digit in range(10))))
 _BLANKS: Final = 64
 """Bytes that are looked through for the beginning of the first element."""
-_CARE: Final = 4000
+CARE: Final = 4000
 """Objects of one request that are looked into for what does not go into a payload as sent, at some 20 µs
 each. Whatever has more is no conversation of an agent, and is hashed as it was sent."""
 _ELEMENTS_MOST: Final = 20_000
@@ -81,7 +82,7 @@ _OUTER: Final = msgspec.json.Decoder(list[Outer])
 class Segments:
     """A chain in the making. Each `add_*` puts one payload at its end."""
 
-    __slots__ = ("billing", "ends", "hashes", "messages", "system")
+    __slots__ = ("billing", "care", "ends", "hashes", "messages", "system")
 
     def __init__(self, root: int, size: int = 0) -> None:
         """`root` is a hash of what all of the prompt depends on; `size` is the prompt bytes in that."""
@@ -93,6 +94,16 @@ class Segments:
         """Whether nonces were left out of them."""
         self.system = 0
         """Segments before the first user message; 0 where there is none."""
+        self.care = CARE
+        """Objects that may yet be looked into."""
+
+    @classmethod
+    def going_on(cls, chain: Chain, care: int) -> "Segments":
+        """What a chain goes on from. `care`: what was left of it when that was made."""
+        made = cls(0)
+        made.hashes, made.ends = list(chain.hashes), list(chain.ends)
+        made.system, made.care = chain.system, care
+        return made
 
     def add(self, payload: bytes) -> None:
         """One payload, in as many segments as it takes."""
@@ -115,8 +126,8 @@ class Segments:
         if payload := _content(system, billing=not system.startswith(b'"')):
             self.add(b"s" + payload)
 
-    def add_messages(self, messages: Sequence[Message], *, billing: bool = False) -> int:
-        """Messages in order; the answer is how many segments make the opening.
+    def add_messages(self, messages: Sequence[Message], *, billing: bool = False, opening: int = 0) -> int:
+        """Messages in order; the answer is how many segments make the opening, unless it is known.
 
         The opening ends with the last segment of the first user message, all chunks of it included, and of
         the first message where none is the user's. `billing`: leave per-request nonces in system messages
@@ -125,8 +136,7 @@ class Segments:
         self.messages, self.billing = messages, billing
         hashes, ends = self.hashes, self.ends
         last, end = hashes[-1], ends[-1]
-        opening = first = 0
-        care = _CARE
+        first = 0
         for message in messages:
             # Most messages are a role and a content, and need no more than these two side by side.
             payload = b""
@@ -142,8 +152,9 @@ class Segments:
                     ):
                         payload = b""
             if not payload:
-                care -= 1 + bytes(message.get("content", b"")).count(b"{")
-                payload = message_payload(message, billing=billing) if care >= 0 else _as_sent(message)
+                self.care -= 1 + bytes(message.get("content", b"")).count(b"{")
+                careful = self.care >= 0
+                payload = message_payload(message, billing=billing) if careful else _as_sent(message)
             size = len(payload)
             if size <= CHUNK:
                 last = hash64(payload, last)
@@ -330,7 +341,7 @@ def _spans(array: bytes) -> list[tuple[int, int]]:
 
 def _without_marks(array: bytes) -> bytes:
     """An array of objects as sent, less the marks that are members of these objects."""
-    if not 0 < array.count(_MARK_BYTES) <= _CARE or not array.startswith(b"["):
+    if not 0 < array.count(_MARK_BYTES) <= CARE or not array.startswith(b"["):
         return array
     edits: list[Edit] = []
     for start, end in _spans(array):

@@ -61,6 +61,10 @@ _SESSION: Final = 12
 _TENANT: Final = 13
 _PRIORITY: Final = 14
 _PATIENCE: Final = 15
+_IGNORED: Final = 16
+"""Looks like a header that names a session, and is none of any policy's."""
+
+_UNKEPT: Final = (_SESSION, _AUTHORIZATION, _KEY, _TENANT, _REQUEST_ID, _IGNORED)
 
 # What is remembered of names and targets is bounded in number and in length, whatever clients send. A table
 # that is full begins anew: what clients send from then on is worth more than what one of them once sent.
@@ -69,13 +73,11 @@ _MAX_NAMES: Final = 4096
 _MAX_REMEMBERED: Final = 128
 _MAX_LINES: Final = 4096
 
-# What a value is made of that every parser takes for the same: printable ASCII, with nothing to strip.
-_PLAIN_VALUE: Final = re.compile(rb"[!-~]+(?: +[!-~]+)*")
-
 # Digits of a length that is read without asking how many there may be: a petabyte.
 _FEW_DIGITS: Final = 15
 
 _MODEL: Final = b"/v1/models/"
+_SPACE: Final = ord(" ")
 
 
 class Head:
@@ -150,7 +152,7 @@ class HeadReader:
     `tenant_header` names the tenant where it is trusted, and is dropped like a key.
     """
 
-    __slots__ = ("_given", "_kinds", "_lines", "_seen", "_session_names", "_starts", "_targets")
+    __slots__ = ("_given", "_kinds", "_lines", "_names", "_seen", "_session_names", "_starts", "_targets")
 
     def __init__(self, session_headers: Iterable[bytes], tenant_header: bytes | None) -> None:
         self._kinds: dict[bytes, int] = {
@@ -180,6 +182,8 @@ class HeadReader:
         # Clients spell few names and name few targets: each is looked at once. By name as sent, how the
         # line of a header begins that goes on.
         self._lines: dict[bytes, bytes] = {}
+        # The same and the kinds of all others, for whoever has a name's bytes only.
+        self._names: dict[bytes, _Line] = {}
         self._targets: dict[bytes, tuple[bytes, str]] = {}
         # Whole lines as sent: the first ones, and those of headers that are likely to come again.
         self._starts: dict[bytes, tuple[bytes, bytes, str]] = {}
@@ -340,7 +344,7 @@ class HeadReader:
                 forward.append(line.forward)
             elif kind == _PRIORITY:
                 head.priority = line.value
-            elif kind != _DROP:
+            elif kind != _DROP and kind != _IGNORED:
                 return None
         if hosts != 1 or lengths > 1:
             return None
@@ -351,22 +355,20 @@ class HeadReader:
     def _look_at(self, sent: bytes) -> _Line | None:
         """What a line says that was not seen before, or that is not kept; `None` where a parser is to say."""
         name, colon, value = sent.partition(b": ")
-        if not colon or _PLAIN_VALUE.fullmatch(value) is None:
+        if not colon or not is_plain_value(value):
             return None
-        prefix = self._lines.get(name)
-        kind = _FORWARD if prefix is not None else self._kinds.get(name, _ENCODING)
-        forward = b""
-        if prefix is not None:
-            forward = prefix + value + b"\r\n"
+        known = self._names.get(name)
+        if known is None:
+            known = self._name(name)
+        kind, forward = known.kind, b""
+        if kind == _FORWARD:
+            forward = known.forward + value + b"\r\n"
         elif kind == _LENGTH:
             # Each request has its own.
             return _Line(kind, b"", value, b"") if value.isdigit() and len(value) <= _FEW_DIGITS else None
-        elif kind == _SESSION:
-            canonical = self._session_names[name.lower()]
-            return _Line(kind if canonical else _DROP, canonical, value, b"")
-        elif kind in (_AUTHORIZATION, _KEY, _TENANT, _REQUEST_ID):
+        elif kind in _UNKEPT:
             # Secrets are not kept, nor is what hardly ever comes again.
-            return _Line(kind, b"", value, b"")
+            return _Line(kind, known.name, value, b"")
         elif kind in (_TYPE, _PATIENCE):
             forward = name.lower() + b": " + value + b"\r\n"
         elif kind == _CONNECTION or name.lower() == b"proxy-connection":
@@ -382,6 +384,20 @@ class HeadReader:
             self._seen[sent] = line
         return line
 
+    def _name(self, name: bytes) -> _Line:
+        """What the name of a header says, as sent: its kind, how the policies write that of a session, how a
+        line begins that goes on. A name that no parser has passed is for one."""
+        prefix = self._lines.get(name)
+        kind = _FORWARD if prefix is not None else self._kinds.get(name, _ENCODING)
+        canonical = b""
+        if kind == _SESSION:
+            canonical = self._session_names[name.lower()]
+            kind = kind if canonical else _IGNORED
+        line = _Line(kind, canonical, b"", prefix or b"")
+        if kind != _ENCODING:
+            self._names[name] = line
+        return line
+
     def _kind(self, name: bytes) -> int:
         """The kind of a header, however it is spelled."""
         lowered = name.lower()
@@ -393,6 +409,7 @@ class HeadReader:
         if len(name) <= _MAX_REMEMBERED:
             if len(self._lines) + len(self._kinds) >= _MAX_NAMES:
                 self._lines.clear()
+                self._names.clear()
                 self._kinds.clear()
                 self._kinds.update(self._given)
             if kind == _FORWARD:
@@ -428,9 +445,19 @@ def _spellings(name: bytes) -> list[bytes]:
     return spelled
 
 
+def is_plain_value(value: bytes) -> bool:
+    """Whether every parser takes a header's value for the same: printable ASCII, with nothing to strip."""
+    if not value or value[0] == _SPACE or value[-1] == _SPACE or not value.isascii():
+        return False
+    return value.decode("ascii").isprintable()
+
+
 def is_plain_id(request_id: bytes) -> bool:
     """Whether a request id can be kept: short, and of letters, digits and a few marks."""
-    return 0 < len(request_id) <= _MAX_REQUEST_ID and _REQUEST_ID_BYTES.issuperset(request_id)
+    if not 0 < len(request_id) <= _MAX_REQUEST_ID:
+        return False
+    # Most are UUIDs or the like, and the first is the quicker look.
+    return request_id.replace(b"-", b"").isalnum() or _REQUEST_ID_BYTES.issuperset(request_id)
 
 
 def listed_in(connection: bytes) -> frozenset[bytes]:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from router.core.hashing import hash64
 from router.core.outline import CONTINUES, FIRST_ROLE, PROMPT, ROLES, ROOT, SYSTEM, TOOLS, Outline
-from router.dataplane.fingerprint import CHUNK, Message, Segments, message_payload
+from router.dataplane.fingerprint import CARE, CHUNK, Message, Segments, message_payload
 
 _ROLE_TAGS: Final = {f'"{role}"'.encode(): FIRST_ROLE + at for at, role in enumerate(ROLES)}
 _ITEM: Final = FIRST_ROLE + len(ROLES) - 1
@@ -23,43 +23,49 @@ _DIGITS: Final = b"0123456789"
 _QUOTE: Final = ord('"')
 _join: Final = b"".join
 
-# Objects of one body that are looked into, at some 20 µs each: as many as `fingerprint` does.
-_CARE: Final = 4000
-
 
 class BodyOutline:
     """What can be told of one body's segments. Keeps the body alive, so it must be dropped with that."""
 
-    __slots__ = ("_add_prompt", "_head", "_segments")
+    __slots__ = ("_add_prompt", "_body", "_decode", "_head", "_segments")
 
-    def __init__(self, head: Any, add_prompt: "Callable[[Any, Segments], int]", segments: Segments) -> None:
-        """`add_prompt` made `segments` of the decoded `head`."""
+    def __init__(
+        self,
+        head: Any,
+        add_prompt: "Callable[[Any, Segments], int]",
+        segments: Segments,
+        decode: "Callable[[bytes], Any] | None" = None,
+        body: bytes = b"",
+    ) -> None:
+        """`add_prompt` made `segments` of the decoded `head`. Where only the end of the body was read, `head`
+        is `None`, and `decode` makes it of the `body`."""
         self._head = head
         self._add_prompt = add_prompt
         self._segments = segments
+        self._decode = decode
+        self._body = body
 
     def __call__(self, first: int) -> Outline | None:
         """The outline from segment `first` on; `None` where only the whole one could be told."""
         segments = self._segments
         if first == 0:
             walk = _Walk(segments.hashes[0])
-            self._add_prompt(self._head, walk)
-            return walk.outline if walk.care >= 0 else None
+            head = self._head if self._decode is None else self._decode(self._body)
+            self._add_prompt(head, walk)
+            return walk.outline if walk.care >= 0 else None  # below 0, the body is too much of a muddle
         return _end(segments.messages, segments.billing, len(segments.hashes) - first)
 
 
 class _Walk(Segments):
     """Makes an outline of what makes a chain."""
 
-    __slots__ = ("_tag", "care", "outline")
+    __slots__ = ("_tag", "outline")
 
     def __init__(self, root: int) -> None:
         super().__init__(root)
         self.outline = Outline()
         self.outline.add(ROOT, root, 0)
         self._tag = PROMPT
-        self.care = _CARE
-        """Objects that may yet be looked into; below 0, the body is too much of a muddle for an outline."""
 
     def add(self, payload: bytes) -> None:
         before = len(self.outline)
@@ -76,14 +82,14 @@ class _Walk(Segments):
         self._tag = SYSTEM
         super().add_system(system)
 
-    def add_messages(self, messages: Sequence[Message], *, billing: bool = False) -> int:
+    def add_messages(self, messages: Sequence[Message], *, billing: bool = False, opening: int = 0) -> int:
         for message in messages:
             payload, tag, objects = _payload(message, billing=billing)
             self.care -= objects
             if self.care < 0:
                 break
             _add(self.outline, payload, tag)
-        return 0
+        return opening
 
     def add_prompt(self, prompt: bytes) -> None:
         self._tag = PROMPT
@@ -93,7 +99,7 @@ class _Walk(Segments):
 def _end(messages: Sequence[Message], billing: bool, count: int) -> Outline | None:
     """The last `count` segments, where messages make them."""
     taken: list[tuple[bytes, int]] = []
-    segments, care = 0, _CARE
+    segments, care = 0, CARE
     for message in reversed(messages):
         if segments >= count:
             break
@@ -137,6 +143,6 @@ def _payload(message: Message, *, billing: bool) -> tuple[bytes, int, int]:
             return payload, _ROLE_TAGS.get(bytes(role), _ITEM), 0
     objects = 1 + bytes(message.get("content", b"")).count(b"{")
     tag = _ROLE_TAGS.get(bytes(message.get("role", b"")), _ITEM)
-    if objects > _CARE:
+    if objects > CARE:
         return b"", tag, objects
     return message_payload(message, billing=billing), tag, objects

@@ -11,8 +11,9 @@ from typing import Final, NamedTuple
 
 from router.base.errors import ErrorKind, Refused
 from router.base.ids import OPEN_TENANT, SessionKey, TenantId
+from router.base.values import maker
 from router.core.plan import Plan, QueueRules
-from router.core.request import EMPTY_CHAIN, Turn
+from router.core.request import EMPTY_CHAIN, Turn, make_turn
 from router.core.session import session_key
 from router.dataplane.dialects import MAX_RESPONSE_ID, Dialect, RequestReader, dialect_of
 from router.dataplane.head import Head
@@ -45,6 +46,9 @@ class Wait(NamedTuple):
     """One of the policy's."""
     patience_s: float | None
     """For how long the client waits itself; `None` = it does not say."""
+
+
+make_wait: Final = maker(Wait)
 
 
 class Routed:
@@ -118,9 +122,12 @@ def _session_line(session: SessionKey) -> bytes:
 
 
 class Routing:
-    """Makes turns under the policies in force. `secret` keys session ids and cache salts."""
+    """Makes turns under the policies in force. `secret` keys session ids and cache salts; `keep_bytes` of the
+    latest bodies of sessions are kept (`stems`)."""
 
-    def __init__(self, plans: Sequence[Plan], routes: RouteTable, *, secret: bytes) -> None:
+    def __init__(
+        self, plans: Sequence[Plan], routes: RouteTable, *, secret: bytes, keep_bytes: int = 0
+    ) -> None:
         self._plans = tuple(plans)
         self._routes = routes
         # One policy needs no routes, and most routers have one.
@@ -143,7 +150,13 @@ class Routing:
         self.default_session_header = plans[0].session.headers[0] if plans[0].session.headers else None
         """The header that the default policy looks at first; `None` if it looks at none."""
         self._readers = tuple(
-            RequestReader(body_fields=plan.session.body, derive=plan.session.derive) for plan in plans
+            RequestReader(
+                body_fields=plan.session.body,
+                derive=plan.session.derive,
+                # The first one reads them all.
+                keep_bytes=0 if at else keep_bytes,
+            )
+            for at, plan in enumerate(plans)
         )
         self._salt = lru_cache(maxsize=_REMEMBERED_SALTS)(lambda tenant: cache_salt(secret, tenant))
         self._key = lru_cache(maxsize=_REMEMBERED_KEYS)(
@@ -157,8 +170,13 @@ class Routing:
         dialect = dialect_of(path) if method == b"POST" else None
         index = 0
         read = None
+        session: SessionKey | None = None
+        parent: SessionKey | None = None
+        source, last = "", False
+        if head.sessions:
+            session, source, parent, last = self._named(head.sessions, tenant, 0)
         if dialect is not None or (content and _is_json(head)):
-            read = self._readers[0].read(path, content, tenant)
+            read = self._readers[0].read(path, content, tenant, session)
             if self._routed:
                 index = self._routes.match(path, read.model, tenant)
             if index and self._plans[index].session != self._plans[0].session:
@@ -166,20 +184,8 @@ class Routing:
         else:
             index = self._routes.match(path, "", tenant)
         plan = self._plans[index]
-        session: SessionKey | None = None
-        source = ""
-        if head.sessions:
-            for name, shown in self._headers[index]:
-                for sent, value in head.sessions:
-                    if sent == name:
-                        session, source = self._remembered(tenant, value), shown
-                        break
-                if session is not None:
-                    break
-        parent: SessionKey | None = None
-        last = False
-        if head.sessions and (session is None or len(head.sessions) > 1):
-            session, parent, last = self._kin(head.sessions, tenant, index, session, source)
+        if index and head.sessions:
+            session, source, parent, last = self._named(head.sessions, tenant, index)
         wait = None if plan.queue is None else _wait(head, plan.queue)
         body: tuple[bytes | memoryview, ...] = (content,) if content else ()
         hide_usage = stores = False
@@ -203,19 +209,23 @@ class Routing:
             streams = read.stream and dialect in (Dialect.CHAT, Dialect.COMPLETIONS)
             hide_usage = streams and not read.asks_usage
             stores = read.stores
-            turn = Turn(
-                path,
-                read.model,
-                tenant,
-                session,
-                source,
-                read.chain,
-                # What a path names is what the replica acts on, whatever the body says.
-                read.previous_response_id if dialect is not None else _response_in(path),
-                read.stream,
-                dialect is not Dialect.TOKENIZE and path != _COUNT_TOKENS,
-                parent if parent != session else None,
-                last,
+            turn = make_turn(
+                (
+                    path,
+                    read.model,
+                    tenant,
+                    session,
+                    source,
+                    read.chain,
+                    # What a path names is what the replica acts on, whatever the body says.
+                    read.previous_response_id if dialect is not None else _response_in(path),
+                    read.stream,
+                    dialect is not Dialect.TOKENIZE and path != _COUNT_TOKENS,
+                    parent if parent != session else None,
+                    last,
+                    False,
+                    False,
+                )
             )
             body = rewrite(
                 content,
@@ -243,18 +253,24 @@ class Routing:
             wait=wait,
         )
 
-    def _kin(
-        self,
-        sent: tuple[tuple[bytes, bytes], ...],
-        tenant: TenantId,
-        index: int,
-        session: SessionKey | None,
-        source: str,
-    ) -> tuple[SessionKey | None, SessionKey | None, bool]:
-        """From headers: the session, if it is a sub-agent's own part of the one that was found; the session
-        that started it; and whether this is its last turn."""
-        values = dict(reversed(sent))
+    def _named(
+        self, sent: tuple[tuple[bytes, bytes], ...], tenant: TenantId, index: int
+    ) -> tuple[SessionKey | None, str, SessionKey | None, bool]:
+        """From headers: the session, or a sub-agent's own part of it, and the header that names it; the
+        session that started it; and whether this is its last turn."""
+        session: SessionKey | None = None
         parent: SessionKey | None = None
+        source = ""
+        for name, shown in self._headers[index]:
+            for known, named in sent:
+                if known == name:
+                    session, source = self._remembered(tenant, named), shown
+                    break
+            if session is not None:
+                break
+        if session is not None and len(sent) == 1:
+            return session, source, None, False
+        values = dict(reversed(sent))
         if source == _CLAUDE and (agent := values.get(_AGENT)):
             whole = values[_CLAUDE.encode()]
             above = values.get(_PARENT_AGENT)
@@ -264,7 +280,7 @@ class Routing:
             if value := values.get(name):
                 parent = self._remembered(tenant, value)
                 break
-        return session, parent, values.get(_LAST, b"").lower() in _YES
+        return session, source, parent, values.get(_LAST, b"").lower() in _YES
 
     def _remembered(self, tenant: TenantId, session_id: bytes) -> SessionKey:
         """`key_of`, quicker the second time."""
@@ -301,7 +317,7 @@ def _wait(head: Head, rules: QueueRules) -> Wait:
                 f"X-Homing-Priority is {priority[:64]!r}; this policy's priorities are:"
                 f" {', '.join(rules.leads_s) or 'none'}",
             )
-    return Wait(priority, head.patience_s)
+    return make_wait((priority, head.patience_s))
 
 
 def _is_json(head: Head) -> bool:

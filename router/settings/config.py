@@ -278,6 +278,8 @@ class Limits(Model):
     body: _Bytes = 64 << 20
     held_bytes: _Bytes = 2 << 30
     """All request bodies held at once: waiting, or kept for a retry."""
+    kept_bodies: Annotated[Size, _between(0, 1 << 40, format_size)] = 32 << 20
+    """The latest bodies of sessions, kept so that their next turns need not be read from the beginning."""
     head: Annotated[Size, _between(1 << 10, 16 << 20, format_size)] = 64 << 10
     first_byte: _Wait = 600.0
     """Wait for a replica's first byte."""

@@ -11,7 +11,7 @@ from router.core.learned import SEED_TOKENS_PER_S
 from router.core.plan import Overload as OverloadDefaults
 from router.core.plan import PairRules, PullRules, QueueRules, SessionRules
 from router.core.plan import Retry as RetryDefaults
-from router.core.price import Prices
+from router.core.prices import Prices
 from router.settings.fields import (
     BodyField,
     CountOrAuto,

@@ -25,23 +25,32 @@ from loadtest.bench.loads import CHUNKS, LOADS, Load, requests
 from router.base.clock import SystemClock
 from router.base.heap import settle_heap
 from router.base.ids import ReplicaId
+from router.core.chain_watch import ChainWatch
 from router.core.engine import Engine
 from router.core.fleet import ModelCard, ReplicaSpec, Report
-from router.core.plan import Plan
-from router.core.strategies.priced import Priced
+from router.core.holdings import Holdings
+from router.core.pullbook import PullBook
 from router.dataplane.client import ClientConnection
 from router.dataplane.limits import Limits
 from router.dataplane.routing import Routing
 from router.dataplane.server import DataPlane
 from router.dataplane.upstream import UpstreamConnection
+from router.settings.build import build_plan
+from router.settings.config import Limits as ConfiguredLimits
+from router.settings.load import load_policy
 from router.settings.routes import RouteTable
 from router.telemetry.counters import Counters
 from router.telemetry.fanout import Fanout
 from router.telemetry.health_log import HealthLog
+from router.telemetry.history import History
+from router.telemetry.moves import Moves
 from router.telemetry.recent import RecentDecisions
+from router.telemetry.timelines import Timelines
 
 # What one read of a busy socket brings at most, as uvloop reads.
 READ_BYTES = 256 * 1024
+
+KEEP_BYTES = ConfiguredLimits().kept_bodies
 
 
 class Wire(asyncio.Transport):
@@ -82,9 +91,19 @@ class Path:
 
     def __init__(self, load: Load) -> None:
         clock = SystemClock()
-        plans = [Plan(name="home", strategy=Priced())]
-        observers = Fanout((Counters(), RecentDecisions(clock), HealthLog()))
-        self.engine = Engine(plans, rng=Random(1), observer=observers)
+        plans = [build_plan(load_policy("home").value)]
+        observers = Fanout(
+            (
+                Counters(),
+                RecentDecisions(clock),
+                History(clock),
+                Timelines(clock),
+                Moves(clock),
+                HealthLog(),
+            )
+        )
+        pulls = PullBook(plans[0].pull)
+        self.engine = Engine(plans, rng=Random(1), observer=observers, pullbook=pulls, holdings=Holdings())
         specs = [ReplicaSpec(ReplicaId(f"r{n}"), f"http://r{n}:8000") for n in range(load.upstreams)]
         self.engine.set_replicas(specs, clock.now())
         for spec in specs:
@@ -94,7 +113,11 @@ class Path:
         # The connections are never idle for long here, whatever the speed of the machine.
         limits = Limits(upstream_idle_s=float("inf"))
         self.plane = DataPlane(
-            self.engine, Routing(plans, RouteTable(()), secret=b"s"), clock=clock, limits=limits
+            self.engine,
+            Routing(plans, RouteTable(()), secret=b"s", keep_bytes=KEEP_BYTES),
+            clock=clock,
+            limits=limits,
+            chains=ChainWatch(),
         )
         self.plane.set_replicas(specs, {}, {})
         self.upstreams: list[UpstreamConnection] = []

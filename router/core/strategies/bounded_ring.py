@@ -11,7 +11,8 @@ from typing import ClassVar, Final, TypeAlias
 
 from router.core.decide import Choice, FleetView
 from router.core.request import Turn
-from router.core.strategies.common import bounded_owner, check_bound, least_loaded, load, within_limits
+from router.core.strategies.common import bounded_owner, least_loaded, load, within_limits
+from router.core.strategies.params import check_bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

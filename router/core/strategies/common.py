@@ -3,10 +3,8 @@
 Functions of candidates only. They know no strategy and keep nothing.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from math import inf
-from typing import ClassVar, Final, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 from router.base.ids import ReplicaId, SessionKey
 from router.core.decide import Candidate, FleetView
@@ -34,35 +32,6 @@ BUSY_RELATIVE: Final = 1.25
 BUSY_TURNS: Final = 8.0
 """A replica whose load is above the mean by both draws nothing: the bounds that `bounded-ring` and `prefix`
 have by default."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoParams:
-    """Parameters of a strategy that has none: every key is refused."""
-
-    __pydantic_config__: ClassVar[Mapping[str, str]] = {"extra": "forbid"}
-
-
-NO_PARAMS: Final = NoParams()
-
-
-class Parameterless:
-    """What a strategy without parameters is built from, like any other."""
-
-    Params: TypeAlias = NoParams
-
-    __slots__ = ()
-
-    def __init__(self, params: NoParams = NO_PARAMS) -> None:
-        pass
-
-
-def check_bound(relative: float, absolute: float) -> None:
-    """Raise `ValueError` for a bound below the mean, where all replicas could exceed it, or not finite."""
-    if not 1.0 <= relative < inf:
-        raise ValueError(f"relative is {relative}: it must be a number from 1 up")
-    if not 0.0 <= absolute < inf:
-        raise ValueError(f"absolute is {absolute}: it must be a number from 0 up")
 
 
 def within_limits(candidates: Sequence[Candidate]) -> tuple[Sequence[Candidate], str]:

@@ -13,7 +13,6 @@ from router.core.decide import Candidate, Choice, FleetView
 from router.core.request import Turn
 from router.core.strategies.common import (
     ceiling,
-    check_bound,
     emptiest,
     footprints,
     is_own,
@@ -22,6 +21,7 @@ from router.core.strategies.common import (
     opening_tokens,
     within_limits,
 )
+from router.core.strategies.params import check_bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,14 +4,13 @@ A session that nobody holds is placed, not priced: choosing its replica by what 
 gather all sessions with one system prompt on few replicas and leave the KV of the others unused.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from random import Random
-from typing import ClassVar, Final, TypeAlias
+from typing import ClassVar, Final
 
 from router.base.ids import ReplicaId
-from router.core.decide import Candidate, Choice, FleetView
-from router.core.price import Prices, Pull, local_s, offer, pull_s
+from router.core.decide import Candidate, Choice, FleetView, make_choice
+from router.core.price import Pull, local_s, offer, pull_s
 from router.core.request import Turn
 from router.core.strategies.common import (
     BUSY_RELATIVE,
@@ -20,7 +19,6 @@ from router.core.strategies.common import (
     beside_kin,
     bounded_owner,
     ceiling,
-    check_bound,
     emptiest,
     find,
     footprints,
@@ -31,31 +29,14 @@ from router.core.strategies.common import (
     opening_tokens,
     within_limits,
 )
+from router.core.strategies.params import PricedParams
 
 _SUBSTANTIAL: Final = 0.5
 """Share of the prompt that a replica must hold for a turn away from home to go there. With less, most of
 the prompt is computed again wherever it goes, and the session may as well go where there is room."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Params:
-    """How evenly sessions are placed: a replica is skipped while its footprint exceeds both bounds."""
-
-    __pydantic_config__: ClassVar[Mapping[str, str]] = {"extra": "forbid"}
-
-    relative: float = 1.1
-    """Times the candidates' mean footprint, from 1 up."""
-    absolute: float = 50000.0
-    """Tokens above the candidates' mean footprint, from 0 up: keeps sessions of an emptyish fleet with
-    their owners, so that several routers place alike."""
-    prices: Prices = field(default_factory=Prices)
-    """What the options of a later turn cost, beside what is known of the replicas."""
-
-    def __post_init__(self) -> None:
-        check_bound(self.relative, self.absolute)
-
-
-_DEFAULTS: Final = Params()
+_DEFAULTS: Final = PricedParams()
 
 
 class Priced:
@@ -70,11 +51,11 @@ class Priced:
     Wherever a turn goes, KV that another replica holds is pulled if that costs less than computing it.
     """
 
-    Params: TypeAlias = Params
+    Params: ClassVar = PricedParams  # mypyc keeps no alias at run time
 
     __slots__ = ("_params", "_prices")
 
-    def __init__(self, params: Params = _DEFAULTS) -> None:
+    def __init__(self, params: PricedParams = _DEFAULTS) -> None:
         self._params = params
         self._prices = params.prices
 
@@ -85,7 +66,7 @@ class Priced:
             price = local_s(home, view.prompt_tokens, prices, move=False)
             # Whoever else has it costs more than leaving home does.
             if price <= prices.move_s:
-                return Choice(home, "home", None, None, prices)
+                return make_choice((home, "home", None, None, prices))
             return self._cheapest(view, home, price)
         eligible, relaxed = within_limits(candidates)
         if view.home is None:
@@ -118,7 +99,7 @@ class Priced:
                     if cost < least:
                         best, least, best_pull = c, cost, pull
         if best is home:
-            return Choice(home, "home", None, best_pull, prices)
+            return make_choice((home, "home", None, best_pull, prices))
         return Choice(best, f"cheaper than home by {(price - least) * 1000:.0f} ms", None, best_pull, prices)
 
     def _pull(self, chosen: Candidate, view: FleetView) -> Pull | None:

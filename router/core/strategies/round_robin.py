@@ -4,7 +4,8 @@ from random import Random
 
 from router.core.decide import Choice, FleetView
 from router.core.request import Turn
-from router.core.strategies.common import Parameterless, within_limits
+from router.core.strategies.common import within_limits
+from router.core.strategies.params import Parameterless
 
 
 class RoundRobin(Parameterless):

@@ -7,7 +7,8 @@ from random import Random
 
 from router.core.decide import Choice, FleetView
 from router.core.request import Turn
-from router.core.strategies.common import Parameterless, load, within_limits
+from router.core.strategies.common import load, within_limits
+from router.core.strategies.params import Parameterless
 
 
 class TwoChoices(Parameterless):

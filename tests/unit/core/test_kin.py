@@ -12,7 +12,8 @@ from router.core.hashing import hash64
 from router.core.observe import Outcome, Usage
 from router.core.plan import Plan
 from router.core.request import Chain, Turn
-from router.core.strategies.priced import Params, Priced
+from router.core.strategies.params import PricedParams
+from router.core.strategies.priced import Priced
 from router.core.ticket import Ticket
 
 NAMES = tuple(ReplicaId(f"r{number}") for number in range(8))
@@ -22,7 +23,7 @@ SEGMENT = 4096
 
 
 def engine(count: int = 8) -> Engine:
-    made = Engine([Plan(name="home", strategy=Priced(Params()))], rng=Random(1))
+    made = Engine([Plan(name="home", strategy=Priced(PricedParams()))], rng=Random(1))
     made.set_replicas([ReplicaSpec(name, f"http://{name}:8000") for name in NAMES[:count]], 0.0)
     for name in NAMES[:count]:
         made.probe_passed(name, 0.0)

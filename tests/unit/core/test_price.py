@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from router.base.ids import ReplicaId
 from router.core.decide import Candidate, Pulls, Source
 from router.core.estimate.prefill import Curve
-from router.core.price import Prices, Pull, displaced_tokens, expected_s, lines, local_s, offer, pull_s
+from router.core.price import Pull, displaced_tokens, expected_s, lines, local_s, offer, pull_s
+from router.core.prices import Prices
 
 A, B, C = (ReplicaId(name) for name in "abc")
 CURVE = Curve(0.01, 1e-4, 1e-10, 5e-6)

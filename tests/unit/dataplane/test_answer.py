@@ -324,10 +324,8 @@ def test_a_done_line_does_not_end_a_stream_of_messages() -> None:
 
 def test_a_body_tells_its_usage_and_is_cut() -> None:
     body = b'{"id":"x","kv_transfer_params": {"a":1},"usage":{"prompt_tokens":3,"completion_tokens":1}}'
-    answer = read_body(CHAT, body)
-    assert answer.body == b'{"id":"x","usage":{"prompt_tokens":3,"completion_tokens":1}}'
-    assert answer.usage == Usage(3, 1, None)
-    assert answer.response_id is None
+    cut = b'{"id":"x","usage":{"prompt_tokens":3,"completion_tokens":1}}'
+    assert read_body(CHAT, body) == (cut, Usage(3, 1, None), None)
 
 
 def test_a_body_of_messages_counts_what_was_cached() -> None:
@@ -337,13 +335,13 @@ def test_a_body_of_messages_counts_what_was_cached() -> None:
         "cache_creation_input_tokens": 4,
         "output_tokens": 8,
     }
-    assert read_body(MESSAGES, json.dumps({"usage": usage}).encode()).usage == Usage(7, 8, 2)
+    assert read_body(MESSAGES, json.dumps({"usage": usage}).encode())[1] == Usage(7, 8, 2)
 
 
 def test_a_response_tells_its_id() -> None:
     usage = {"input_tokens": 3, "output_tokens": 1, "input_tokens_details": {"cached_tokens": 0}}
-    answer = read_body(RESPONSES, json.dumps({"id": "resp_9", "usage": usage}).encode())
-    assert (answer.response_id, answer.usage) == ("resp_9", Usage(3, 1, 0))
+    _, counted, response_id = read_body(RESPONSES, json.dumps({"id": "resp_9", "usage": usage}).encode())
+    assert (response_id, counted) == ("resp_9", Usage(3, 1, 0))
 
 
 @pytest.mark.parametrize(
@@ -373,11 +371,11 @@ def test_no_body_and_no_stream_makes_it_raise(data: bytes) -> None:
 
 def test_both_internal_members_are_cut_and_where_both_are_null_nothing_is_touched() -> None:
     nulls = b'{"id":"x","kv_transfer_params":null, "ec_transfer_params": null}'
-    assert read_body(CHAT, nulls).body is nulls
+    assert read_body(CHAT, nulls)[0] is nulls
     told = b'{"id":"x","kv_transfer_params":null,"ec_transfer_params":{"a":1}}'
-    assert json.loads(read_body(None, told).body) == {"id": "x", "kv_transfer_params": None}
+    assert json.loads(read_body(None, told)[0]) == {"id": "x", "kv_transfer_params": None}
     inside = b'{"id":"x","kv_transfer_params":null,"response":{"ec_transfer_params":1}}'
-    assert json.loads(read_body(None, inside).body)["response"] == {}
+    assert json.loads(read_body(None, inside)[0])["response"] == {}
 
 
 def test_a_stream_of_an_unknown_dialect_may_end_anywhere_and_hides_what_is_internal() -> None:

@@ -5,7 +5,8 @@ import pytest
 
 from router.base.ids import ReplicaId
 from router.core.decide import Decision, Kind
-from router.core.price import Prices, Pull
+from router.core.price import Pull
+from router.core.prices import Prices
 from router.telemetry.bill import bill
 
 

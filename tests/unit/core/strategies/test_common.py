@@ -1,5 +1,3 @@
-from math import inf, nan
-
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -11,7 +9,6 @@ from router.core.strategies.common import (
     beside_kin,
     bounded_owner,
     ceiling,
-    check_bound,
     emptiest,
     find,
     footprints,
@@ -69,18 +66,6 @@ def test_the_ceiling_is_the_looser_of_the_relative_and_the_absolute_bound(figure
 @example([0.1] * 6)
 def test_the_least_figure_is_never_above_the_ceiling(figures):
     assert min(figures) <= ceiling(figures, 1.0, 0.0)
-
-
-@pytest.mark.parametrize("relative", [0.99, -1.0, inf, nan])
-def test_a_relative_bound_below_the_mean_or_not_finite_is_refused(relative):
-    with pytest.raises(ValueError, match="relative is"):
-        check_bound(relative, 0.0)
-
-
-@pytest.mark.parametrize("absolute", [-1.0, inf, nan])
-def test_an_absolute_bound_that_is_negative_or_not_finite_is_refused(absolute):
-    with pytest.raises(ValueError, match="absolute is"):
-        check_bound(1.0, absolute)
 
 
 class TestLeastLoaded:

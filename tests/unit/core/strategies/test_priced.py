@@ -2,9 +2,10 @@ import pytest
 
 from router.base.ids import ReplicaId
 from router.core.decide import Pulls, Source
-from router.core.price import Prices
+from router.core.prices import Prices
 from router.core.ring import Ring
-from router.core.strategies.priced import Params, Priced
+from router.core.strategies.params import PricedParams
+from router.core.strategies.priced import Priced
 
 
 @pytest.fixture
@@ -68,10 +69,10 @@ class TestANewSession:
 
     def test_takes_its_bounds_from_the_parameters(self, candidate, view, choose, owned_by):
         fleet = view(candidate("a"), candidate("b", working_set_tokens=1000))
-        tight = Params(relative=1.0, absolute=100)
+        tight = PricedParams(relative=1.0, absolute=100)
         assert choose(fleet, params=tight, session=owned_by(fleet.ring, "b"))[0] == "a"
         with pytest.raises(ValueError, match="absolute is"):
-            Params(absolute=-1)
+            PricedParams(absolute=-1)
 
     def test_without_an_id_or_prompt_goes_to_the_least_loaded(self, candidate, view, choose):
         fleet = view(candidate("a", in_flight=1), candidate("b"))
@@ -104,12 +105,12 @@ class TestALaterTurn:
     def test_stays_the_longer_the_more_leaving_costs(self, candidate, view, choose):
         fleet = view(candidate("a", cached_tokens=900, wait_s=0.5), candidate("b"), home="a")
         assert choose(fleet)[0] == "b"
-        assert choose(fleet, params=Params(prices=Prices(move_s=0.5)))[0] == "a"
+        assert choose(fleet, params=PricedParams(prices=Prices(move_s=0.5)))[0] == "a"
 
     def test_counts_what_the_turns_elsewhere_lose_by_it(self, candidate, view, choose):
         fleet = view(candidate("a", cached_tokens=900, wait_s=0.3), candidate("b", in_flight=2), home="a")
         assert choose(fleet)[0] == "a"
-        assert choose(fleet, params=Params(prices=Prices(crowd=0.0)))[0] == "b"
+        assert choose(fleet, params=PricedParams(prices=Prices(crowd=0.0)))[0] == "b"
 
     def test_does_not_go_to_a_replica_that_fails_however_idle(self, candidate, view, choose):
         fleet = view(
@@ -198,7 +199,7 @@ class TestPulling:
 
     def test_the_policy_may_do_without(self, candidate, view, turn, rng):
         fleet = view(candidate("b"), home="a", prompt=100_000)._replace(pulls=self.pulls({"a": 90_000}))
-        assert Priced(Params(prices=Prices(pull=False))).choose(turn(), fleet, rng).pull is None
+        assert Priced(PricedParams(prices=Prices(pull=False))).choose(turn(), fleet, rng).pull is None
 
 
 def test_the_bill_of_a_choice_can_be_made_from_it(candidate, view, turn, rng):

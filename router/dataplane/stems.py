@@ -1,0 +1,176 @@
+"""Where the next turn of a conversation goes on: what its last body and the next one have in common.
+
+A client sends the whole conversation with each turn. Reading all of it anew costs more with every turn; what
+is new is the last few messages. So the last body of a conversation is kept, with where its messages end. A
+body that begins as that one did up to there, and ends as that one did from there, can only be the same
+request with more messages: nothing but these is left to read.
+
+    {"model":"m","messages":[ {…},{…}   ],"tools":[…],"stream":true}
+    └────────────── stem ──────────┘   └─────────── end ──────────┘
+
+Compared are the bytes themselves, not hashes of them: what a body may hold is decided by reading it, and no
+body may pass for another. Knows nothing of what messages mean.
+"""
+
+from collections import OrderedDict
+from typing import Any, Final
+
+import msgspec
+
+from router.base.ids import SessionKey
+from router.dataplane.fingerprint import Message
+from router.dataplane.shape import MAX_OBJECTS
+
+LEAST: Final = 8 * 1024
+"""Bytes of a body that is kept: a shorter one is read as quickly as it is compared."""
+MOST: Final = 1 << 20
+"""A longer one has bounds of its own (`shape`), and would take the place of too many."""
+
+_STRINGS: Final = 20_000
+"""Strings that are passed over to find where the messages end, at some 100 ns each."""
+
+_KEY: Final = b'"messages"'
+_KEYS: Final = 4
+"""How often the name is looked for: it may also be a value."""
+_BLANKS: Final = b" \t\r\n"
+_QUOTE: Final = ord('"')
+_BACKSLASH: Final = ord("\\")
+_COMMA: Final = b","
+_OPEN: Final = (ord("["), ord("{"))
+_CLOSE: Final = (ord("]"), ord("}"))
+
+_NEWS: Final = msgspec.json.Decoder(list[Message])
+
+
+class Stem:
+    """A body that was read, and what was made of it."""
+
+    __slots__ = ("_end", "_prefix", "body", "braces", "made")
+
+    def __init__(self, body: bytes, at: int, braces: int, made: Any) -> None:
+        """Messages end at `at`, where the bracket is that closes them. `braces`: how many it has, those in
+        texts included. `made`: what the owner wants to know again; it must not hold on to the body."""
+        self.body = body
+        self.braces = braces
+        self.made = made
+        self._prefix = memoryview(body)[:at]
+        self._end = body[at:]
+
+    def news(self, body: bytes) -> list[Message] | None:
+        """The messages that `body` has beyond those of the stem's, perhaps none; `None` where it is not the
+        same request with more messages, or is to be judged as a whole."""
+        at, end = len(self._prefix), self._end
+        stop = len(body) - len(end)
+        if stop < at or len(body) >= MOST or not body.endswith(end) or not body.startswith(self._prefix):
+            return None
+        if stop == at:
+            return []
+        new = body[at:stop].lstrip(_BLANKS)
+        if not new.startswith(_COMMA) or self.braces + new.count(b"{") > MAX_OBJECTS:
+            return None
+        try:
+            if not new.isascii():
+                new.decode()
+            # No text that closes the list and opens another is a list.
+            return _NEWS.decode(b"[%b]" % new[1:]) or None
+        except (UnicodeDecodeError, msgspec.DecodeError, RecursionError):
+            return None
+
+    def grown(self, body: bytes, made: Any) -> "Stem":
+        """The stem that `body` is, of which `news` were the new messages."""
+        at = len(body) - len(self._end)
+        braces = self.braces + body.count(b"{", len(self._prefix), at)
+        return Stem(body, at, braces, made)
+
+
+class Stems:
+    """The latest bodies of conversations, within a budget of bytes; those used longest ago make room."""
+
+    __slots__ = ("_budget", "_held", "_kept")
+
+    def __init__(self, budget: int) -> None:
+        """`budget`: bytes; 0 keeps none."""
+        self._budget = budget
+        self._held = 0
+        self._kept: OrderedDict[SessionKey, Stem] = OrderedDict()
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of all bodies that are kept."""
+        return self._held
+
+    def find(self, session: SessionKey) -> Stem | None:
+        """The conversation's last body, if it is kept."""
+        return self._kept.get(session)
+
+    def keep(self, session: SessionKey, stem: Stem) -> None:
+        """Keep a body in the place of the conversation's last."""
+        kept = self._kept
+        before = kept.pop(session, None)
+        if before is not None:
+            self._held -= len(before.body)
+        kept[session] = stem
+        self._held += len(stem.body)
+        while self._held > self._budget:
+            _, oldest = kept.popitem(last=False)
+            self._held -= len(oldest.body)
+
+
+def end_of_messages(body: bytes) -> tuple[int, int] | None:
+    """Where the list of messages begins, behind its bracket, and where the bracket is that closes it, of a
+    body that is valid JSON. `None` where it is not found at once.
+
+    The name may be found in an object within the body, too. Whoever asks has to make sure that it is the
+    body's own member: without what is in between, the body has a list without messages.
+    """
+    at = 0
+    for _ in range(_KEYS):
+        at = body.find(_KEY, at)
+        if at < 0:
+            return None
+        at += len(_KEY)
+        begins = _behind(body, _behind(body, at, b":"), b"[")
+        if begins > 0:
+            end = _closed(body, begins)
+            return (begins, end) if end > 0 else None
+    return None
+
+
+def _behind(body: bytes, at: int, what: bytes) -> int:
+    """Behind `what` and the blanks before it; below 0 where something else is there."""
+    if at < 0:
+        return -1
+    while at < len(body) and body[at] in _BLANKS:
+        at += 1
+    return at + 1 if body.startswith(what, at) else -1
+
+
+def _closed(body: bytes, at: int) -> int:
+    """Where the bracket or brace is closed behind which `at` is; below 0 where that takes too long."""
+    depth = 1
+    for _ in range(_STRINGS):
+        quote = body.find(b'"', at)
+        if quote < 0:
+            quote = len(body)
+        while at < quote:
+            byte = body[at]
+            if byte in _CLOSE:
+                depth -= 1
+                if not depth:
+                    return at
+            elif byte in _OPEN:
+                depth += 1
+            at += 1
+        # Behind the string: at the first quote with an even number of backslashes before it.
+        at = quote + 1
+        while True:
+            end = body.find(b'"', at)
+            if end < 0:
+                return -1
+            at = end + 1
+            before = end
+            while body[before - 1] == _BACKSLASH:
+                before -= 1
+            if (end - before) % 2 == 0:
+                break
+    return -1
