@@ -7,6 +7,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+import yaml
 from support.insight import insight
 from support.pages import PAGES, TREE, anchors, blocks, links, prose
 from support.reloads import Reloads
@@ -51,6 +52,33 @@ COMMANDS = list(commands())
 )
 def test_every_homing_command_is_one_that_the_parser_takes(page, words):
     assert _parser().parse_args(words[1:])
+
+
+def test_the_example_for_compose_is_whole(tmp_path):
+    """What it mounts is declared, its configs are good ones, and whoever dials finds a listener."""
+    environ = {"HOMING_SECRET": "a secret of the fleet, long enough"}
+    whole = yaml.safe_load((TREE / "docs/compose-kv.yaml").read_text())
+    files = {}
+    for name, config in whole["configs"].items():
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(config["content"])
+        assert check_files([path], environ).faults == ()
+        files[name] = yaml.safe_load(config["content"])
+    services = whole["services"]
+    mounted = {volume.split(":")[0] for one in services.values() for volume in one.get("volumes", ())}
+    assert {name for name in mounted if not name.startswith("$")} == set(whole["volumes"])
+    agents = {
+        f"{name}:{files[name]['listen'].split(':')[1]}": files[name] for name in files if "agent" in name
+    }
+    assert set(agents) == {f"{name}:7710" for name in services if name.startswith("agent")}
+    for replica in files["router"]["replicas"]:
+        assert agents[replica["kv_agent"]]["kv_agent"] == replica["name"]
+        assert replica["url"].removeprefix("http://").split(":")[0] in services
+    for agent in agents.values():
+        for peer in agent["peers"]:
+            assert agents[peer["address"]]["kv_agent"] == peer["name"]
+    for one in services.values():
+        assert all(use["source"] in files for use in one.get("configs", ()))
 
 
 def test_every_make_command_has_a_target():
