@@ -163,6 +163,8 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 
 def _engine(arguments: argparse.Namespace) -> int:
+    from router.settings.kv import load_kv_agent
+    from router.simulator.agent import KvBeside
     from router.simulator.server import serve
     from router.simulator.settings import ReplicaSettings
 
@@ -187,7 +189,14 @@ def _engine(arguments: argparse.Namespace) -> int:
     def ready(url: str) -> None:
         print(f"simulated replica {settings.name} ({settings.model}): {url}", flush=True)
 
-    return _run(serve(settings, arguments.host, arguments.port, ready=ready))
+    kv = None
+    if arguments.kv_agent is not None:
+        kv = KvBeside(
+            config=load_kv_agent(arguments.kv_agent, os.environ),
+            pull_gbps=arguments.pull_gbps,
+            pull_failures=arguments.pull_failures,
+        )
+    return _run(serve(settings, arguments.host, arguments.port, kv=kv, ready=ready))
 
 
 def _kv_agent(arguments: argparse.Namespace) -> int:
@@ -441,6 +450,18 @@ def _parser() -> argparse.ArgumentParser:
         default=0,
         metavar="PORT",
         help="publish KV events over ZMQ, and replay them on the tenth port above it; 0 = none",
+    )
+    engine.add_argument(
+        "--kv-agent",
+        type=Path,
+        metavar="FILE",
+        help="put a simulated KV agent beside it, by a file as for `homing kv-agent`",
+    )
+    engine.add_argument(
+        "--pull-gbps", type=float, default=100.0, metavar="N", help="gigabits a second of its KV agent"
+    )
+    engine.add_argument(
+        "--pull-failures", type=float, default=0.0, metavar="SHARE", help="of pulls that fall silent half-way"
     )
     engine.set_defaults(run=_engine)
 

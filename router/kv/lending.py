@@ -29,7 +29,7 @@ def head_of(block: Block[P], session: str = "") -> m.BlockHead:
     )
 
 
-def offer_of(blocks: list[Block[Handle]]) -> m.OfferBlocks:
+def offer_of(blocks: list[Block[P]]) -> m.OfferBlocks:
     """An offer of blocks of one namespace and tenant."""
     key = blocks[0].key
     return m.OfferBlocks(

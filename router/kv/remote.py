@@ -21,8 +21,9 @@ DIAL_S: Final = 3.0
 """To be connected and accepted."""
 
 _PING_S: Final = 1.0
-_SILENT_S: Final = 3.0
-"""Without an answer to a ping, the connection is as good as cut: its other end may be gone without a word."""
+_UNANSWERED: Final = 3
+"""Pings after which, with nothing heard, the connection is as good as cut: its other end may be gone without
+a word. Counted, since a process that was held up for seconds has answers waiting that it has not read."""
 
 T = TypeVar("T", bound=m.Message)
 
@@ -67,7 +68,7 @@ class Remote:
         self._receivers: dict[int, Receiver] = {}
         self._accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._accepted.add_done_callback(_retrieved)
-        self._heard = asyncio.get_running_loop().time()
+        self._unanswered = 0
         self._ping = asyncio.get_running_loop().call_later(_PING_S, self._keep_alive)
         self.life = b""
         self.spaces: tuple[Namespace, ...] = ()
@@ -152,18 +153,18 @@ class Remote:
         return found
 
     def _keep_alive(self) -> None:
-        loop = asyncio.get_running_loop()
-        if loop.time() - self._heard > _SILENT_S:
+        if self._unanswered >= _UNANSWERED:
             self.close("no answer")
             return
+        self._unanswered += 1
         if self._accepted.done():
             self._channel.send(Type.PING, 0, m.Empty())
-        self._ping = loop.call_later(_PING_S, self._keep_alive)
+        self._ping = asyncio.get_running_loop().call_later(_PING_S, self._keep_alive)
 
     # What the channel tells.
 
     def on_frame(self, kind: Type, ident: int, meta: bytes) -> None:
-        self._heard = asyncio.get_running_loop().time()
+        self._unanswered = 0
         message = m.read(kind, meta)
         if not self._accepted.done():
             self._greeting(kind, message)
@@ -190,7 +191,7 @@ class Remote:
         return None if receiver is None else receiver.place(m.unpack(m.BlockHead, meta), size)
 
     def on_progress(self, ident: int, count: int) -> None:
-        self._heard = asyncio.get_running_loop().time()
+        self._unanswered = 0
         if (receiver := self._receivers.get(ident)) is not None:
             receiver.progress(count)
 

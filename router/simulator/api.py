@@ -10,11 +10,11 @@ import struct
 import time
 import uuid
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, Final, NamedTuple, NoReturn, Protocol
 
 import aiohttp
 import orjson
@@ -23,7 +23,9 @@ from xxhash import xxh3_64_intdigest
 
 from router import __version__
 from router.base.errors import HomingError
+from router.base.tasks import TaskOwner
 from router.simulator import prompts, tokens
+from router.simulator.agent import Prospect, SimulatedAgent
 from router.simulator.body import Body
 from router.simulator.driver import Driver
 from router.simulator.faults import Fault, FaultPlan, Kind
@@ -50,6 +52,10 @@ EMBEDDING_SIZE: Final = 64
 
 # Between two simulated replicas.
 _FETCH_TIMEOUT: Final = aiohttp.ClientTimeout(total=5.0)
+
+# What a real connector has as its defaults.
+_MIN_TOKENS: Final = 64
+_HEADROOM: Final = 1.5
 
 _NOT_RECORDED: Final = ("/health", "/metrics", "/sim/")
 _GARBAGE: Final = b"\x16\x03\x01\x00\xa5 this is no HTTP\r\n\r\n"
@@ -105,10 +111,21 @@ class _Call:
     """What it fetches from another replica first."""
     offer: dict[str, Any] | None = None
     """Of its blocks, which are kept for another replica when it has finished."""
+    wish: "_Wish | None" = None
+    """For its prompt's KV."""
 
 
 class _HangError(Exception):
     """The request is never answered."""
+
+
+class _Wish(NamedTuple):
+    """What a request says that its replica's KV agent has to know."""
+
+    request: str
+    """Its id, as the engine has it."""
+    tenant: str
+    hint: dict[str, Any] | None
 
 
 Handler = Callable[[_Call], Awaitable[web.StreamResponse]]
@@ -128,7 +145,7 @@ class _Stored:
 class _Listening:
     """Hears of one request and passes it on: to its stream, its record and whoever waits."""
 
-    __slots__ = ("_api", "_at", "_body", "_finish", "_record", "_then", "_wire", "cached", "done")
+    __slots__ = ("_api", "_at", "_body", "_finish", "_record", "_then", "_wire", "cached", "done", "on_start")
 
     def __init__(
         self,
@@ -147,12 +164,16 @@ class _Listening:
         self._body = body
         self._then = then
         self._at = 0
+        self.on_start: Callable[[], None] | None = None
+        """Called when the prompt is computed."""
         self.cached = 0
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def started(self, cached_tokens: int, ttft_s: float) -> None:
         self.cached = self._record.cached_tokens = cached_tokens
         self._api.ttft.observe(ttft_s)
+        if self.on_start is not None:
+            self.on_start()
         if self._body is not None and self._wire is not None:
             self._body.send([*self._wire.start(), self._wire.token(0)])
             self._at = 1
@@ -175,9 +196,18 @@ class _Listening:
 class Api:
     """One life of a replica: its engine, its records and its endpoints."""
 
-    def __init__(self, settings: ReplicaSettings, control: Control, *, keep: int, faults: FaultPlan) -> None:
+    def __init__(
+        self,
+        settings: ReplicaSettings,
+        control: Control,
+        *,
+        keep: int,
+        faults: FaultPlan,
+        agent: SimulatedAgent | None = None,
+    ) -> None:
         """`keep` requests are remembered. Made on the loop's thread, while it runs."""
         self.settings = settings
+        self.agent = agent
         self.model = EngineModel(settings)
         self.driver = Driver(self.model, time_scale=settings.time_scale)
         self.faults = faults
@@ -186,6 +216,8 @@ class Api:
         self.start_time = time.time()
         self.ttft = TtftHistogram()
         self.ended = {"stop": 0, "length": 0, "abort": 0, "error": 0}
+        self.tasks = TaskOwner()
+        """Pulls under way."""
         self.busy: set[object] = set()
         """Transports on which a request is being answered."""
         self._control = control
@@ -427,11 +459,15 @@ class Api:
         name = call.request.headers.get("X-Request-Id") or uuid.uuid4().hex
         facts = Facts(prefix + name, self.settings.model, int(time.time()), length, made)
         job = self._job(body, prompt.tokens, made.tokens, len(made.pieces))
+        params = body.get("kv_transfer_params")
+        hint = params.get("homing") if isinstance(params, dict) else None
+        call.wish = _Wish(
+            prefix + name, str(body.get("cache_salt") or ""), hint if isinstance(hint, dict) else None
+        )
         session = call.request.headers.get("X-Session-ID") or body.get("session_id")
         job = job._replace(session=str(session) if session else None)
         if body.get("return_token_ids"):
             facts = facts._replace(prompt_ids=tokens.to_ids(prompt.tokens))
-        params = body.get("kv_transfer_params")
         if isinstance(params, dict) and params:
             facts, job = self._hand_on(call, params, facts, job)
         return facts, job
@@ -486,14 +522,29 @@ class Api:
 
     async def _run(self, call: _Call, job: Job, listening: _Listening) -> None:
         """Wait for the engine; whoever stops waiting aborts the request there."""
+        agent, wish = self.agent, call.wish
+        prospect: Prospect | None = None
+        if agent is not None and wish is not None and call.fetch is None:
+            # The last token is always computed.
+            prompt = job.hashes[: (job.prompt_tokens - 1) // self.settings.block_size]
+            prospect = await agent.prospect(wish.request, wish.tenant, wish.hint, prompt)
+            listening.on_start = partial(agent.keep, prospect, prompt)
+            job = job._replace(pulled=self._wanted(prospect, prompt))
         self.driver.submit(job, listening)
         offer = None
+        pull: asyncio.Task[object] | None = None
         try:
             if call.fetch is not None:
                 await self._fetch(call.fetch, job)
+            elif agent is not None and prospect is not None and job.pulled:
+                pull = self.tasks.spawn(self._pull(agent, prospect, job), name=f"sim pull {job.id}")
             await listening.done
             offer = call.offer
+            if agent is not None and prospect is not None:
+                agent.keep(prospect, job.hashes)
         finally:
+            if pull is not None:
+                pull.cancel()
             if self.driver.abort(job.id):
                 self.ended["abort"] += 1
             if offer is not None:
@@ -519,6 +570,23 @@ class Api:
         elif self.settings.load_failure == "fail":
             raise Refusal(500, "KV load failure", kind="InternalServerError")
         self.driver.arrived(job.id, fetch.blocks - came)
+
+    def _wanted(self, prospect: Prospect, hashes: Sequence[int]) -> int:
+        """How many blocks from the first on are worth loading: 0 where that saves little or there is no room,
+        as a real connector decides."""
+        blocks = prospect.blocks
+        match = self.model.cache.match(hashes, blocks)
+        more = blocks - match.device - match.host
+        if more * self.settings.block_size < _MIN_TOKENS or more * _HEADROOM > self.model.cache.free:
+            return 0
+        return blocks
+
+    async def _pull(self, agent: SimulatedAgent, prospect: Prospect, job: Job) -> None:
+        came = 0
+        try:
+            came = await agent.pull(prospect)
+        finally:
+            self.driver.arrived(job.id, job.pulled - came)
 
     async def _send(self, call: _Call, answer: dict[str, Any]) -> web.StreamResponse:
         """A whole answer, or what a fault leaves of it: nothing for a while, or its first half."""
@@ -669,6 +737,7 @@ class Api:
             "fetched_blocks": self.handoffs.fetched_blocks,
             "wrong_blocks": self.handoffs.wrong_blocks,
             "ended": self.ended,
+            "kv_agent": None if self.agent is None else self.agent.figures(),
         }
         return json_answer(state)
 

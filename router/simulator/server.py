@@ -4,7 +4,7 @@ import asyncio
 import errno
 import signal
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -13,6 +13,8 @@ from aiohttp import web
 from router.base.errors import HomingError
 from router.base.system import system_words
 from router.base.tasks import TaskOwner
+from router.kv.config import Peer
+from router.simulator.agent import KvBeside, SimulatedAgent
 from router.simulator.api import Api, Record
 from router.simulator.events import KvEventPublisher
 from router.simulator.faults import Fault, FaultPlan
@@ -35,9 +37,10 @@ class SimulatedReplica:
         port: int = 0,
         keep: int = _KEPT_IN_TESTS,
         on_death: Callable[[], None] | None = None,
+        kv: KvBeside | None = None,
     ) -> None:
         """`port` 0 takes a free one and keeps it over restarts. `on_death` is called where a fault kills
-        the replica."""
+        the replica. `kv`: the KV agent beside it, which lives and dies with it."""
         self.settings = settings or ReplicaSettings()
         self.host = host
         self.port = port
@@ -48,7 +51,22 @@ class SimulatedReplica:
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
         self._events: KvEventPublisher | None = None
+        self._kv = kv
+        self._kv_port = 0 if kv is None else kv.config.port
+        self._kv_peers: tuple[Peer, ...] = ()
+        self._agent: SimulatedAgent | None = None
         self._tasks = TaskOwner()
+
+    @property
+    def kv_port(self) -> int:
+        """Where its KV agent listens, once it was started."""
+        return self._kv_port
+
+    def meet(self, peers: Sequence[Peer]) -> None:
+        """Its KV agent may pull from these as well, in this life and those to come."""
+        self._kv_peers += tuple(peers)
+        if self._agent is not None:
+            self._agent.meet(peers)
 
     @property
     def url(self) -> str:
@@ -103,7 +121,16 @@ class SimulatedReplica:
     async def start(self) -> None:
         """Begin a life: a cold cache and a new start time."""
         self._tasks = TaskOwner()
-        self._api = Api(self.settings, self, keep=self._keep, faults=self._faults)
+        if self._kv is not None:
+            self._agent = SimulatedAgent(self._kv, self.settings)
+            try:
+                self._agent.start(self._kv_port)
+            except OSError as error:
+                where = f"{self._kv.config.host}:{self._kv_port}"
+                raise HomingError(f"the KV agent cannot listen on {where}: {system_words(error)}") from error
+            self._kv_port = self._agent.port
+            self._agent.meet(self._kv_peers)
+        self._api = Api(self.settings, self, keep=self._keep, faults=self._faults, agent=self._agent)
         if self.settings.kv_events:
             self._events = KvEventPublisher(self.host, self.settings.kv_events, self.settings.block_size)
             self._events.start()
@@ -126,10 +153,15 @@ class SimulatedReplica:
         if self._events is not None:
             await self._events.close()
             self._events = None
+        if self._agent is not None:
+            await self._agent.close()
+            self._agent = None
         await self._tasks.close()
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
+        if self._api is not None:
+            await self._api.tasks.close()
 
     async def restart(self) -> None:
         """Kill and start anew on the same port. Faults that were armed stay so."""
@@ -186,7 +218,12 @@ class SimulatedReplica:
 
 
 async def serve(
-    settings: ReplicaSettings, host: str, port: int, *, ready: Callable[[str], None] | None = None
+    settings: ReplicaSettings,
+    host: str,
+    port: int,
+    *,
+    kv: KvBeside | None = None,
+    ready: Callable[[str], None] | None = None,
 ) -> int:
     """Serve until SIGINT or SIGTERM, then answer 0; 1 where a fault killed the replica.
 
@@ -203,7 +240,7 @@ async def serve(
 
     signals = (signal.SIGINT, signal.SIGTERM)
     async with SimulatedReplica(
-        settings, host=host, port=port, keep=_KEPT_SERVED, on_death=on_death
+        settings, host=host, port=port, keep=_KEPT_SERVED, on_death=on_death, kv=kv
     ) as replica:
         for number in signals:
             loop.add_signal_handler(number, stop.set)

@@ -376,7 +376,7 @@ def test_explain_without_a_router_to_ask_is_1(tmp_path: Path) -> None:
 # --- demo -------------------------------------------------------------------------------------------
 
 ROW = re.compile(
-    r"^(agent-\d+)? +(\d+)  (r\d) +(new|home|failover|spill) +(\d+) +(\d+) +(\d+)$", re.MULTILINE
+    r"^(agent-\d+)? +(\d+)  (r\d) +(new|home|failover|spill|pull) +(\d+) +(\d+) +(\d+)$", re.MULTILINE
 )
 
 
@@ -384,10 +384,13 @@ def test_the_demo_shows_turns_that_go_home_and_ends_with_0() -> None:
     ended = run("demo")
     assert ended.returncode == 0, ended.stderr
     rows = ROW.findall(ended.stdout)
-    assert len(rows) == 24
-    kinds = {int(turn): [row[3] for row in rows if row[1] == turn] for turn in ("1", "2", "4")}
+    assert len(rows) == 30
+    kinds = {int(turn): [row[3] for row in rows if row[1] == turn] for turn in ("1", "2", "3")}
     assert set(kinds[1]) == {"new"}
-    assert set(kinds[2]) == set(kinds[4]) == {"home"}
+    assert set(kinds[2]) == {"home"}
+    pulled = [row for row in rows if row[3] == "pull"]
+    assert max(int(row[6]) / int(row[5]) for row in pulled) > 0.9, "a pull brings what would be computed"
+    assert "pull" in kinds[3]
     for row in rows:
         if row[3] == "home":
             assert int(row[6]) > int(row[5]) * 0.9, row

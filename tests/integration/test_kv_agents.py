@@ -374,7 +374,6 @@ async def test_a_half_open_connection_ends_by_the_stall(fleet):
 
 
 async def test_a_silent_peer_is_left_and_dialled_anew(fleet, monkeypatch):
-    monkeypatch.setattr("router.kv.remote._SILENT_S", 0.2)
     monkeypatch.setattr("router.kv.remote._PING_S", 0.05)
     _, b, _, _, proxy = await fleet.pair(proxied=True)
     proxy.passing.clear()

@@ -56,10 +56,18 @@ class Network:
         self._transfers[name] = _Transfer(name, source, target, size, now, deadline)
         self._share()
 
-    def cut(self, replica: ReplicaId, now: float) -> None:
-        """A replica is gone: its transfers end with what has come."""
+    def cut(self, replica: ReplicaId, now: float, *, target: ReplicaId | None = None) -> None:
+        """A replica is gone: its transfers end with what has come; with `target`, only what goes there."""
         self._pass_until(now)
-        for transfer in [t for t in self._transfers.values() if replica in (t.source, t.target)]:
+        for transfer in [
+            t
+            for t in self._transfers.values()
+            if (
+                replica in (t.source, t.target)
+                if target is None
+                else (t.source, t.target) == (replica, target)
+            )
+        ]:
             self._end(transfer, transfer.size - transfer.left, now)
         self._share()
 
