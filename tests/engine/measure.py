@@ -2,9 +2,9 @@
 
     make engine-bench
 
-Prints time to first token of a prompt that is computed, lies here, or is pulled from another replica; and an
-engine with the connector beside one without, on prompts that nobody holds. Medians; ratios with a 95 %
-interval by bootstrap over pairs.
+Prints time to first token of a prompt that is computed, lies here, or is pulled from another replica or from
+a gateway; and an engine with the connector beside one without, on prompts that nobody holds. Medians; ratios
+with a 95 % interval by bootstrap over pairs.
 """
 
 import argparse
@@ -18,7 +18,17 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from support.real_engines import AgentProcess, Plan, Replica, engines, fleet, make_model, text
+from support.real_engines import (
+    BLOCK,
+    AgentProcess,
+    GatewayProcess,
+    Plan,
+    Replica,
+    engines,
+    fleet,
+    make_model,
+    text,
+)
 
 LENGTH = 7000
 """Tokens of a prompt."""
@@ -67,6 +77,31 @@ def pulls(folder: Path, rounds: int, apart: bool) -> None:
     show_ratio("  pulled / in its own cache", pulled, pulled_here)
 
 
+def gateway(folder: Path, rounds: int, apart: bool) -> None:
+    """Computed at one replica and pushed, then pulled from the gateway by another."""
+    chance = random.Random(3)
+    computed, pulled = [], []
+    pool = GatewayProcess("pool", folder)
+    pool.start()
+    try:
+        with fleet(folder, "ab", pool=pool, apart=apart, connector={"deadline_share": 0.5}) as replicas:
+            a, b = replicas["a"], replicas["b"]
+            before = b.metrics().loaded_tokens()
+            for _ in range(rounds):
+                prompt = text(chance, LENGTH)
+                held = pool.blocks()
+                computed.append(a.ask(prompt).seconds)
+                pool.await_blocks(held + LENGTH // BLOCK)
+                pulled.append(b.ask(prompt, sources=["pool"]).seconds)
+            loaded = b.metrics().loaded_tokens() - before
+    finally:
+        pool.stop()
+    print(f"gateway: prompt of {LENGTH} tokens, {rounds} rounds, {loaded / rounds:.0f} tokens pulled each")
+    print(f"  {'computed':<42} {median_ms(computed)}")
+    print(f"  {'pulled from the gateway':<42} {median_ms(pulled)}")
+    show_ratio("  pulled / computed", pulled, computed)
+
+
 def cost(folder: Path, rounds: int, apart: bool) -> None:
     """With the connector and nothing to pull, beside an engine without one."""
     chance = random.Random(2)
@@ -112,11 +147,11 @@ def burst(replica: Replica, chance: random.Random) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("what", choices=["pulls", "cost"], nargs="?", help="both, if none is named")
+    parser.add_argument("what", choices=["pulls", "gateway", "cost"], nargs="?", help="all, if none is named")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--apart", action="store_true", help="scheduler and worker in processes of their own")
     arguments = parser.parse_args()
-    for name, measure in (("pulls", pulls), ("cost", cost)):
+    for name, measure in (("pulls", pulls), ("gateway", gateway), ("cost", cost)):
         if arguments.what in (None, name):
             with tempfile.TemporaryDirectory(prefix="homing-") as folder:
                 inside = Path(folder) / name

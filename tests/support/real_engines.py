@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import httpx
 
@@ -58,22 +58,16 @@ def make_model(folder: Path, *more: str) -> Path:
 
 
 @dataclass
-class AgentProcess:
-    """A KV agent beside one replica."""
+class KvProcess:
+    """A KV agent or gateway."""
 
     name: str
     folder: Path
     port: int = field(default_factory=free_port)
     secret: str = SECRET
-    peers: Mapping[str, int] = field(default_factory=dict)
-    arena_folder: Path = Path("/dev/shm")
-    arena_mib: int = 512
     process: subprocess.Popen[bytes] | None = None
 
-    @property
-    def socket(self) -> Path:
-        """Where its engine finds it."""
-        return self.folder / f"{self.name}.sock"
+    COMMAND: ClassVar[str]
 
     def start(self) -> None:
         """Start it and wait until it listens."""
@@ -81,7 +75,7 @@ class AgentProcess:
         config.write_text(json.dumps(self._config()))
         log = (self.folder / f"{self.name}.agent.log").open("ab")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "router.cli", "kv-agent", "-c", str(config)],
+            [sys.executable, "-m", "router.cli", self.COMMAND, "-c", str(config)],
             stdout=log,
             stderr=log,
             cwd=self.folder,
@@ -98,12 +92,8 @@ class AgentProcess:
     def _config(self) -> dict[str, Any]:
         return {
             "version": 1,
-            "kv_agent": self.name,
             "listen": f"127.0.0.1:{self.port}",
             "metrics": None,
-            "socket": str(self.socket),
-            "arena": {"folder": str(self.arena_folder), "size": f"{self.arena_mib}MiB"},
-            "peers": [{"name": name, "address": f"127.0.0.1:{port}"} for name, port in self.peers.items()],
             "secret_file": str(self._secret_file()),
         }
 
@@ -114,12 +104,8 @@ class AgentProcess:
         return path
 
     def _answers(self) -> bool:
-        with socket.socket(socket.AF_UNIX) as probe:
-            try:
-                probe.connect(str(self.socket))
-            except OSError:
-                return False
-        return True
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
     def kill(self) -> None:
         """As if its machine had lost power."""
@@ -142,8 +128,74 @@ class AgentProcess:
         if self.process is not None:
             self.process.send_signal(signal.SIGCONT)
             self.process.send_signal(number)
-            self.process.wait(15)
+            self.process.wait(60)
             self.process = None
+
+
+@dataclass
+class AgentProcess(KvProcess):
+    """A KV agent beside one replica."""
+
+    peers: Mapping[str, int] = field(default_factory=dict)
+    pools: Mapping[str, int] = field(default_factory=dict)
+    arena_folder: Path = Path("/dev/shm")
+    arena_mib: int = 512
+    mode: str = "both"
+
+    COMMAND = "kv-agent"
+
+    @property
+    def socket(self) -> Path:
+        """Where its engine finds it."""
+        return self.folder / f"{self.name}.sock"
+
+    def _config(self) -> dict[str, Any]:
+        peers = [{"name": name, "address": f"127.0.0.1:{port}"} for name, port in self.peers.items()]
+        pools = [
+            {"name": name, "address": f"127.0.0.1:{port}", "pool": True} for name, port in self.pools.items()
+        ]
+        return {
+            **super()._config(),
+            "kv_agent": self.name,
+            "socket": str(self.socket),
+            "arena": {"folder": str(self.arena_folder), "size": f"{self.arena_mib}MiB"},
+            "mode": self.mode,
+            "peers": [*peers, *pools],
+        }
+
+    def _answers(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as probe:
+            return probe.connect_ex(str(self.socket)) == 0
+
+
+@dataclass
+class GatewayProcess(KvProcess):
+    """A KV gateway, in memory."""
+
+    metrics_port: int = field(default_factory=free_port)
+
+    COMMAND = "kv-gateway"
+
+    def _config(self) -> dict[str, Any]:
+        return {
+            **super()._config(),
+            "kv_gateway": self.name,
+            "memory": "1GiB",
+            "metrics": f"127.0.0.1:{self.metrics_port}",
+        }
+
+    def blocks(self) -> int:
+        """How many it holds."""
+        text = httpx.get(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=60).text
+        return int(Metrics(text).sum("homing_kv_blocks"))
+
+    def await_blocks(self, count: int, within_s: float = 60.0) -> None:
+        """Until it holds so many: pushes come after the answer."""
+        until = time.monotonic() + within_s
+        while (found := self.blocks()) < count:
+            if time.monotonic() > until:
+                raise AssertionError(f"{self.name} holds {found} blocks, not {count}")
+            time.sleep(0.02)
 
 
 @dataclass(frozen=True)
@@ -403,8 +455,11 @@ def engines(plans: Sequence[Plan], folder: Path, model: Path) -> Iterator[dict[s
 
 
 @contextmanager
-def fleet(folder: Path, names: str, **plan: Any) -> Iterator[dict[str, Replica]]:
-    """Replicas of these names, a KV agent beside each that knows all others; `plan` is for all of them."""
+def fleet(
+    folder: Path, names: str, *, pool: GatewayProcess | None = None, **plan: Any
+) -> Iterator[dict[str, Replica]]:
+    """Replicas of these names, a KV agent beside each that knows all others, or the pool alone where there is
+    one; `plan` is for all replicas."""
     model = make_model(folder.parent / "model")
     arenas = Path(tempfile.mkdtemp(prefix="homing-test-", dir="/dev/shm"))
     agents = {name: AgentProcess(name, folder, arena_folder=arenas) for name in names}
@@ -413,7 +468,10 @@ def fleet(folder: Path, names: str, **plan: Any) -> Iterator[dict[str, Replica]]
     plans = [Plan(name=name, agent=agent, connector=connector, **plan) for name, agent in agents.items()]
     try:
         for agent in agents.values():
-            agent.peers = {peer.name: peer.port for peer in agents.values() if peer is not agent}
+            if pool is None:
+                agent.peers = {peer.name: peer.port for peer in agents.values() if peer is not agent}
+            else:
+                agent.pools = {pool.name: pool.port}
             agent.start()
         with engines(plans, folder, model) as replicas:
             yield replicas
