@@ -15,7 +15,7 @@ COMPILED_TESTS := $(addprefix tests/,unit/core unit/dataplane unit/telemetry con
   $(addprefix integration/test_,relay.py trouble.py stream_errors.py isolation.py router.py queue.py strictness.py tls.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-compiled lint types check smoke bench bench-memory engine-bench engine-demo engine-env engine-test calibrate format wheel clean
+.PHONY: help demo test test-compiled lint types check smoke bench bench-memory race soak engine-bench engine-demo engine-env engine-test calibrate format wheel clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -73,6 +73,12 @@ $(BUILT_VENV)/.installed: $(SOURCES)
 
 bench: $(BUILT_VENV)/.installed $(BENCH_VENV)/.installed ## processor time and latency beside other proxies (Linux)
 	$(BUILT_VENV)/bin/python -m loadtest.bench --programs $(BENCH_VENV) --unpack
+
+race: $(BUILT_VENV)/.installed $(BENCH_VENV)/.installed ## the same sessions through one router after the other (Linux)
+	$(BUILT_VENV)/bin/python -m loadtest.race --programs $(BENCH_VENV) --unpack
+
+soak: $(BUILT_VENV)/.installed ## an hour of turns with faults, in simulated time: nothing may be left over (Linux)
+	$(BUILT_VENV)/bin/python -m loadtest.soak
 
 bench-memory: $(BUILT_VENV)/.installed ## memory with idle clients, open streams, slow readers, waiting bodies (Linux)
 	$(BUILT_VENV)/bin/python -m loadtest.bench.memory

@@ -15,6 +15,9 @@ from typing import Final, NamedTuple
 from loadtest.bench import debian
 from loadtest.bench.debian import Found
 
+BY_SESSION: Final = "hdr(X-Session-ID)"
+"""HAProxy's name for the session header, to balance by."""
+
 YARDSTICK: Final = "vllm-router"
 """The contender that the others are compared with."""
 
@@ -92,7 +95,7 @@ def _vllm_router() -> Contender:
             *("--host", "127.0.0.1", "--port", str(setting.port)),
             *("--worker-urls", *setting.urls),
             *("--policy", "consistent_hash"),
-            *_rust_router_flags(setting),
+            *rust_router_flags(setting),
         ]
 
     return Contender(
@@ -113,7 +116,7 @@ def _sglang_router() -> Contender:
             *("--host", "127.0.0.1", "--port", str(setting.port)),
             *("--worker-urls", *setting.urls),
             *("--policy", "cache_aware"),
-            *_rust_router_flags(setting),
+            *rust_router_flags(setting),
         ]
 
     return Contender(
@@ -126,7 +129,8 @@ def _sglang_router() -> Contender:
     )
 
 
-def _rust_router_flags(setting: Setting) -> list[str]:
+def rust_router_flags(setting: Setting) -> list[str]:
+    """What both Rust routers are told beside their policy."""
     return [
         *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(setting.spare_port)),
         # As they come, they write several lines a request. `error` is the quietest level that both know;
@@ -153,7 +157,15 @@ def _haproxy() -> Contender:
     )
 
 
-def haproxy_configuration(port: int, upstreams: Sequence[int]) -> str:
+def haproxy_configuration(
+    port: int, upstreams: Sequence[int], *, balance: str = BY_SESSION, retries: bool = False
+) -> str:
+    """`retries`: to another replica, where one could not be reached or gave no answer."""
+    again = (
+        "    retries 3\n    option redispatch 1\n    retry-on conn-failure empty-response\n"
+        if retries
+        else ""
+    )
     servers = "".join(
         f"    server r{number} 127.0.0.1:{upstream} check inter 1s\n"
         for number, upstream in enumerate(upstreams)
@@ -175,8 +187,9 @@ def haproxy_configuration(port: int, upstreams: Sequence[int]) -> str:
         f"    bind 127.0.0.1:{port}\n"
         "    default_backend replicas\n"
         "backend replicas\n"
-        "    balance hdr(X-Session-ID)\n"
+        f"    balance {balance}\n"
         "    hash-type consistent\n"
+        f"{again}"
         "    option httpchk GET /health\n"
         f"{servers}"
     )
@@ -201,8 +214,12 @@ def _nginx() -> Contender:
     )
 
 
-def nginx_configuration(port: int, upstreams: Sequence[int], folder: Path, *, as_root: bool) -> str:
-    """`as_root`: keep the worker at the same user, since it would otherwise need the right to `folder`."""
+def nginx_configuration(
+    port: int, upstreams: Sequence[int], folder: Path, *, as_root: bool, retries: bool = False
+) -> str:
+    """`as_root`: keep the worker at the same user, since it would otherwise need the right to `folder`.
+    `retries`: to another replica, where one could not be reached or gave no answer."""
+    again = "            proxy_next_upstream error timeout non_idempotent;\n" if retries else ""
     servers = "".join(f"        server 127.0.0.1:{upstream};\n" for upstream in upstreams)
     temporary = "".join(
         f"    {kind}_temp_path {folder}/{kind};\n"
@@ -237,6 +254,7 @@ def nginx_configuration(port: int, upstreams: Sequence[int], folder: Path, *, as
         # A buffered stream would come to the client in lumps.
         "            proxy_buffering off;\n"
         "            proxy_read_timeout 10m;\n"
+        f"{again}"
         "        }\n"
         "    }\n"
         "}\n"

@@ -22,7 +22,7 @@ import uvloop
 
 from loadtest.bench import answers
 from loadtest.bench.errors import BenchError
-from loadtest.bench.processes import Program
+from loadtest.bench.processes import Program, rss
 
 IDLE: Final = 1000
 STREAMS: Final = 1000
@@ -193,15 +193,6 @@ class Measured:
     def line(self, what: str, figure: str, limit: str = "", *, kept: bool = True) -> None:
         print(f"{what:<44} {figure:>12}  {limit}{'' if kept else '  NOT KEPT'}", flush=True)
         self.kept = self.kept and kept
-
-
-def rss(pid: int) -> int:
-    """Resident memory of a process, in bytes."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    found = re.search(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)
-    if found is None:
-        raise BenchError("the router is gone")
-    return int(found[1]) * 1024
 
 
 async def measure(router: Measured, replica: Replica) -> None:

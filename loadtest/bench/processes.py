@@ -4,7 +4,9 @@ Linux only.
 """
 
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -108,6 +110,32 @@ def spent_s(before: Mapping[int, float], after: Mapping[int, float]) -> float:
     if gone := before.keys() - after.keys():
         raise BenchError(f"process {min(gone)} ended while it was measured")
     return sum(seconds - before.get(pid, 0.0) for pid, seconds in after.items())
+
+
+def rss(pid: int) -> int:
+    """Resident memory of a process, in bytes."""
+    status = (_PROC / str(pid) / "status").read_text()
+    found = re.search(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)
+    if found is None:
+        raise BenchError(f"process {pid} is gone")
+    return int(found[1]) * 1024
+
+
+def resident_bytes(root: int) -> int:
+    """The same of all its tree together; what they share counts for each."""
+    return sum(rss(pid) for pid in family(root, _parents()))
+
+
+def free_ports(count: int) -> list[int]:
+    """Loopback ports that nobody listens on, all different."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
 
 
 def family(root: int, parents: Mapping[int, int]) -> set[int]:

@@ -4,7 +4,6 @@ import asyncio
 import gc
 import http.client
 import math
-import socket
 import subprocess
 import sys
 import time
@@ -25,7 +24,7 @@ from loadtest.bench.errors import BenchError
 from loadtest.bench.figures import Sample, percentile, turn_order
 from loadtest.bench.loads import CHUNKS, SESSIONS, Load
 from loadtest.bench.machine import Cores, gauge_ms, others_share, used
-from loadtest.bench.processes import Program, spent_s
+from loadtest.bench.processes import Program, free_ports, spent_s
 
 BUSY_SHARE: Final = 0.05
 """Other work may take this share of the machine; beyond it a measurement is made again."""
@@ -219,7 +218,7 @@ class Bench:
         name = f"{contender.name}-{len(upstreams)}"
         folder = self._folder / name
         folder.mkdir()
-        port, spare_port = _free_ports(2)
+        port, spare_port = free_ports(2)
         arguments = contender.arguments(Setting(found.path, port, spare_port, upstreams, folder))
         program = self._start(arguments, self._cores.proxy, name, environment=found.environment)
         _wait_until_ready(program, port, contender.name)
@@ -249,18 +248,6 @@ def _no_collection() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-def _free_ports(count: int) -> list[int]:
-    """Loopback ports that nobody listens on, all different."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 def _wait_until_ready(program: Program, port: int, name: str) -> None:

@@ -37,6 +37,10 @@ class Driver:
         self._listeners: dict[str, Listener] = {}
         self._timer: asyncio.TimerHandle | None = None
 
+    @property
+    def time_scale(self) -> float:
+        return self._scale
+
     def now(self) -> float:
         """Simulated seconds since the start."""
         return (self._loop.time() - self._origin) * self._scale
@@ -63,6 +67,16 @@ class Driver:
     def let_go(self, job_id: str) -> None:
         """Give back the blocks that were kept of a request that has finished."""
         self.model.let_go(job_id, self.now())
+        self._set_timer()
+
+    def go_at(self, time_scale: float) -> None:
+        """From now on so many simulated seconds pass in a real one: fewer make the engine slower than others.
+
+        Raises `ValueError` unless it is above 0."""
+        if not time_scale > 0:
+            raise ValueError(f"time_scale: must be above 0, not {time_scale}")
+        self._origin = self._loop.time() - self.now() / time_scale
+        self._scale = time_scale
         self._set_timer()
 
     def stats(self) -> Stats:

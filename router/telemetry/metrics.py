@@ -48,6 +48,9 @@ class PlaneSource(Protocol):
         ...
 
     @property
+    def tasks(self) -> Sized: ...
+
+    @property
     def pools(self) -> Mapping[ReplicaId, Sized]:
         """The connections to each replica."""
         ...
@@ -135,6 +138,7 @@ def _plane(build: Builder, plane: PlaneSource, replicas: tuple[ReplicaStatus, ..
             "{connection}",
             [({}, len(plane.connections))],
         ),
+        build.gauge("homing_tasks", "Tasks of the data plane.", "{task}", [({}, len(plane.tasks))]),
         build.gauge(
             "homing_replica_connections",
             "Open connections to a replica, idle ones included.",

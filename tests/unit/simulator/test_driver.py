@@ -1,6 +1,9 @@
 """The driver: scaled time, one wake-up for all tokens of a step, silence after an abort."""
 
 import asyncio
+from types import SimpleNamespace
+
+import pytest
 
 from router.simulator.driver import Driver
 from router.simulator.model import EngineModel, Job
@@ -69,3 +72,27 @@ async def test_a_closed_driver_has_no_timer() -> None:
     drive.submit(Job("a", 10, 1000, []), heard)
     drive.close()
     assert drive._timer is None
+
+
+async def test_time_goes_on_from_where_it_was_at_another_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    drive = driver(1000.0)
+    at = [drive._origin]
+    monkeypatch.setattr(drive, "_loop", SimpleNamespace(time=lambda: at[0]))
+    at[0] += 2.0
+    assert drive.now() == pytest.approx(2000.0)
+    drive.go_at(250.0)
+    assert drive.time_scale == 250.0
+    assert drive.now() == pytest.approx(2000.0)
+    at[0] += 2.0
+    assert drive.now() == pytest.approx(2500.0)
+
+
+async def test_a_slower_driver_finishes_what_it_has() -> None:
+    drive = driver(1000.0)
+    heard = Heard()
+    drive.submit(Job("a", 10, 100, []), heard)
+    drive.go_at(500.0)
+    await heard.done
+    assert heard.tokens == 100
+    with pytest.raises(ValueError, match="above 0"):
+        drive.go_at(0.0)

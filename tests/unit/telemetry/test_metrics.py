@@ -75,6 +75,7 @@ class Plane:
     held_bytes = 4096
     connections = frozenset({1, 2, 3})
     pools: ClassVar = {A: [1, 2], B: []}
+    tasks = (1, 2, 3, 4)
     errors: ClassVar = {(ErrorKind.UNAUTHORIZED, 401): 2, (ErrorKind.BAD_REQUEST, 413): 1}
 
 
@@ -235,6 +236,7 @@ def test_the_data_plane_shows_what_it_holds_and_what_it_told_clients(metrics: Me
     assert value(series, "homing_errors_total", kind="bad_request", status="413") == 1
     assert value(series, "homing_held_bytes") == 4096
     assert value(series, "homing_client_connections") == 3
+    assert value(series, "homing_tasks") == 4
     assert value(series, "homing_replica_connections", replica="a") == 2
     assert value(series, "homing_replica_connections", replica=B) == 0
     assert types["homing_errors_total"] == "counter"
