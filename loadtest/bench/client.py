@@ -1,7 +1,8 @@
 """The load: keep-alive connections, each sending its next request as soon as the last is answered.
 
 Cheap, so that the proxy and not the load is what takes the time: requests are bytes made beforehand, and an
-answer is followed by the next request in the same callback, with no task and no future in between. Every
+answer is followed by the next request in the same callback, with no task and no future in between. Each
+session's turns go on from one another, as an agent's do. Every
 answer is checked: status, length, and whether the session's turn went to the replica that it went to before.
 """
 
@@ -14,7 +15,7 @@ from typing import cast
 import httptools
 
 from loadtest.bench import answers
-from loadtest.bench.loads import SESSIONS, Load
+from loadtest.bench.loads import SESSIONS, Load, Parts
 
 ROUTER_HEADER = b"x-homing-replica"
 """The answer header in which our router names the replica."""
@@ -30,8 +31,16 @@ class Homes:
     """Sessions that more than one replica answered."""
     names: dict[bytes, bytes] = field(default_factory=dict)
     """Replica's name in the router's header → mark of the replica that answered."""
+    turns: dict[int, int] = field(default_factory=dict)
+    """Session → how many turns it has begun."""
     misnamed: int = 0
     """Answers whose header named another replica than the one that answered, or none."""
+
+    def next_turn(self, session: int) -> int:
+        """The number of the session's next turn, from 0."""
+        turn = self.turns.get(session, 0)
+        self.turns[session] = turn + 1
+        return turn
 
     def saw(self, session: int, mark: bytes) -> None:
         if self.replicas.setdefault(session, mark) != mark:
@@ -59,7 +68,7 @@ class Clients:
     """The connections to one proxy. `open`, `run` as often as wanted, `close`."""
 
     def __init__(
-        self, port: int, load: Load, requests: Sequence[bytes], homes: Homes, *, named: bool
+        self, port: int, load: Load, requests: Sequence[Sequence[Parts]], homes: Homes, *, named: bool
     ) -> None:
         """`named`: whether the proxy is ours, and has to name the replica in each answer."""
         self.requests = requests
@@ -161,7 +170,8 @@ class _Connection(asyncio.Protocol):
         clients.next_session = (session + 1) % SESSIONS
         self._length = 0
         self._sent_at = time.perf_counter()
-        self.transport.write(clients.requests[session])
+        turns = clients.requests[session]
+        self.transport.writelines(turns[clients.homes.next_turn(session) % len(turns)])
 
     def on_body(self, piece: bytes) -> None:
         clients = self._clients

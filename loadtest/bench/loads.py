@@ -8,6 +8,10 @@ import orjson
 SESSIONS: Final = 97
 """A prime, so that sessions and connections do not fall into step."""
 
+TURNS: Final = 16
+"""Turns of a session, each with one message more, before its client compacts the history to what the first of
+them had. Of bodies of two messages there is one only."""
+
 CHUNKS: Final = 50
 """Chunks of a streamed answer."""
 
@@ -35,7 +39,7 @@ class Load(NamedTuple):
     title: str
     """For the table."""
     body_bytes: int
-    """Nominal length of a request's body."""
+    """Nominal length of a request's body, the mean over a session's turns."""
     upstreams: int
     connections: int
     """Keep-alive connections, each with one request at a time."""
@@ -80,13 +84,45 @@ def session_id(load: Load, session: int) -> str:
     return f"{load.name}-{session}"
 
 
-def requests(load: Load) -> tuple[bytes, ...]:
-    """One whole request for each session, head and body, as the `openai` client would write it."""
-    return tuple(_request(load, session) for session in range(SESSIONS))
+Parts = tuple[bytes, memoryview, bytes]
+"""A request in three pieces: a session's turns have messages in common, so they share the bytes."""
 
 
-def _request(load: Load, session: int) -> bytes:
-    body = chat_body(load, session)
+def requests(load: Load) -> tuple[tuple[Parts, ...], ...]:
+    """For each session the requests of its turns, head and body, as the `openai` client would write them."""
+    return tuple(_turns(load, session) for session in range(SESSIONS))
+
+
+def _turns(load: Load, session: int) -> tuple[Parts, ...]:
+    counts = _message_counts(load)
+    messages = [orjson.dumps(message) for message in _messages(session, counts[-1])]
+    # The messages come first in a body, and what follows them is the same for all turns.
+    begin, end = _around(load)
+    longest = memoryview(begin + b",".join(messages))
+    turns: list[Parts] = []
+    for count in counts:
+        at = len(begin) + sum(map(len, messages[:count])) + count - 1
+        turns.append((_head(load, session, at + len(end)), longest[:at], end))
+    return tuple(turns)
+
+
+def _around(load: Load) -> tuple[bytes, bytes]:
+    """What stands before the messages of a body, and what behind them."""
+    asked: dict[str, object] = {"messages": [], "model": "bench", "max_tokens": 64}
+    if load.streams:
+        asked["stream"] = True
+    begin, bracket, rest = orjson.dumps(asked).partition(b"[")
+    return begin + bracket, rest
+
+
+def _message_counts(load: Load) -> range:
+    """How many messages a session's bodies have, the system prompt among them, turn by turn."""
+    nominal = max(2, load.body_bytes // MESSAGE_BYTES)
+    half = TURNS // 2 if nominal >= TURNS else 0
+    return range(nominal - half, nominal + max(1, half))
+
+
+def _head(load: Load, session: int, length: int) -> bytes:
     head = (
         "POST /v1/chat/completions HTTP/1.1\r\n"
         "Host: 127.0.0.1\r\n"
@@ -97,25 +133,27 @@ def _request(load: Load, session: int) -> bytes:
         "User-Agent: OpenAI/Python 2.8.0\r\n"
         f"X-Session-ID: {session_id(load, session)}\r\n"
         "Authorization: Bearer none\r\n"
-        f"Content-Length: {len(body)}\r\n\r\n"
+        f"Content-Length: {length}\r\n\r\n"
     )
-    return head.encode("ascii") + body
+    return head.encode("ascii")
 
 
-def chat_body(load: Load, session: int) -> bytes:
+def chat_body(load: Load, session: int, turn: int = 0) -> bytes:
     """A conversation of `MESSAGE_BYTES` a message: one system prompt for all, the rest the session's own."""
+    _, messages, end = _turns(load, session)[turn]
+    return bytes(messages) + end
+
+
+def _messages(session: int, count: int) -> list[dict[str, str]]:
     lines = _lines(random.Random(session))
     choose = random.Random(session).choices
     messages = [
         {"role": "system", "content": _text("You are a careful coding agent.", _lines(random.Random(-1)))}
     ]
-    for turn in range(1, max(2, load.body_bytes // MESSAGE_BYTES)):
-        text = _text(f"Session {session}, message {turn}.", choose(lines, k=len(lines)))
-        messages.append({"role": "user" if turn % 2 else "assistant", "content": text})
-    asked: dict[str, object] = {"messages": messages, "model": "bench", "max_tokens": 64}
-    if load.streams:
-        asked["stream"] = True
-    return orjson.dumps(asked)
+    for number in range(1, count):
+        text = _text(f"Session {session}, message {number}.", choose(lines, k=len(lines)))
+        messages.append({"role": "user" if number % 2 else "assistant", "content": text})
+    return messages
 
 
 def _lines(rng: random.Random) -> list[str]:

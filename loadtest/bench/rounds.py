@@ -89,7 +89,7 @@ class Bench:
         self._programs: list[Program] = []
         self._fleets: dict[int, list[_Running]] = {}
         """By number of upstreams."""
-        self._requests: Mapping[str, tuple[bytes, ...]] = {}
+        self._requests: Mapping[str, tuple[tuple[work.Parts, ...], ...]] = {}
         self._fastest_ms = math.inf
         self._runner: asyncio.Runner
 

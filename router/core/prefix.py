@@ -17,7 +17,9 @@ from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from heapq import heappop, heappush
-from typing import Final
+from itertools import islice
+from operator import sub
+from typing import Any, Final
 
 from router.core.memory import ShelfMemory
 
@@ -36,7 +38,8 @@ class _Shelf:
         self.bit = 1 << number
         self.capacity_bytes = float("inf") if capacity_bytes is None else capacity_bytes
         self.held_bytes = 0
-        self.sizes: OrderedDict[int, int] = OrderedDict()
+        # Segments are any objects here: hashes of 64 bits are no numbers that compiled code can hold unboxed.
+        self.sizes: OrderedDict[Any, int] = OrderedDict()
 
 
 class PrefixIndex:
@@ -52,7 +55,7 @@ class PrefixIndex:
     def __init__(self, *, max_segments: int = 2_000_000) -> None:
         """`max_segments` bounds the entries of all shelves together; a segment on two shelves is two."""
         self._max_segments = max_segments
-        self._masks: dict[int, int] = {}
+        self._masks: dict[Any, int] = {}
         self._open: dict[int, _Shelf] = {}
         self._open_bits = 0
         self._retired: deque[_Shelf] = deque()
@@ -105,31 +108,42 @@ class PrefixIndex:
         if count and ends[-1] > touched.capacity_bytes:
             count = bisect_right(ends, touched.capacity_bytes)
 
-        masks = self._masks
-        bit = touched.bit
-        refresh = sizes.move_to_end
-        added = added_bytes = 0
-        for index in range(count - 1, -1, -1):
-            segment = hashes[index]
-            if segment in sizes:
-                refresh(segment)
-            else:
-                size = ends[index] - ends[index - 1] if index else ends[0]
-                sizes[segment] = size
-                added += 1
-                added_bytes += size
-                mask = masks.get(segment)
-                # `bit` itself where there is no other: one number shared by all of the shelf's own segments.
-                masks[segment] = bit if mask is None else mask | bit
+        known = _known(sizes, hashes, count)
+        added = count - known
         if added:
-            touched.held_bytes += added_bytes
-            self._entries += added
+            # The deepest first, so that each is more recent than what follows it.
+            self._add(touched, tuple(hashes[known:count])[::-1], ends, known)
+        if known:
+            # A loop of the interpreter's own: nothing is kept of it.
+            deque(map(sizes.move_to_end, tuple(hashes[:known])[::-1]), maxlen=0)
         if touched.held_bytes > touched.capacity_bytes:
             self._trim(touched, added + _SPREAD)
         if self._retired:
             self._drain(added + _SPREAD)
         while self._entries > self._max_segments:
             self._shed(self._entries - self._max_segments)
+
+    def _add(self, shelf: _Shelf, new: tuple[Any, ...], ends: Sequence[int], known: int) -> None:
+        """List segments on a shelf that does not, the last of a chain first; `known` go before them."""
+        count = known + len(new)
+        before = (0, *ends[: count - 1])[known:]
+        lengths = list(map(sub, ends[known:count], before))
+        lengths.reverse()
+        listed = len(shelf.sizes)
+        shelf.sizes.update(zip(new, lengths, strict=True))
+        bit, masks = shelf.bit, self._masks
+        if masks.keys().isdisjoint(new):
+            # One number, shared by all of the shelf's own segments.
+            masks.update(dict.fromkeys(new, bit))
+        else:
+            for segment in new:
+                masks[segment] = masks.get(segment, 0) | bit
+        added = len(shelf.sizes) - listed
+        # Two segments of one hash are one entry.
+        shelf.held_bytes += (
+            sum(lengths) if added == len(new) else sum(shelf.sizes.values()) - shelf.held_bytes
+        )
+        self._entries += added
 
     def match(self, hashes: Sequence[int]) -> list[tuple[int, int]]:
         """(shelf, leading segments held there), shallowest first; a shelf that holds none is left out."""
@@ -181,35 +195,43 @@ class PrefixIndex:
         """How many segments the shelf lists."""
         return len(self._open[shelf].sizes)
 
-    def _clear(self, segment: int, bit: int) -> None:
+    def _clear(self, segment: Any, bit: int) -> None:
         rest = self._masks[segment] ^ bit
         if rest:
             self._masks[segment] = rest
         else:
             del self._masks[segment]
 
-    def _evict(self, shelf: _Shelf) -> None:
-        """Drop the least recent entry."""
-        segment, size = shelf.sizes.popitem(last=False)
-        shelf.held_bytes -= size
-        self._entries -= 1
-        self._clear(segment, shelf.bit)
+    def _evict(self, shelf: _Shelf, limit: int) -> int:
+        """Drop the least recent entries, `limit` at most; the answer is how many there were."""
+        sizes, bit = shelf.sizes, shelf.bit
+        gone: list[Any] = list(islice(sizes, limit))
+        for segment in gone:
+            shelf.held_bytes -= sizes.pop(segment)
+            self._clear(segment, bit)
+        self._entries -= len(gone)
+        return len(gone)
 
     def _trim(self, shelf: _Shelf, limit: int) -> None:
         """Evict until the shelf is within its capacity, `limit` entries at most."""
-        while limit and shelf.held_bytes > shelf.capacity_bytes and shelf.sizes:
-            self._evict(shelf)
-            limit -= 1
+        excess = shelf.held_bytes - shelf.capacity_bytes
+        if excess <= 0:
+            return
+        count = 0
+        for size in shelf.sizes.values():
+            if excess <= 0 or count == limit:
+                break
+            excess -= size
+            count += 1
+        self._evict(shelf, count)
 
     def _drain(self, limit: int) -> None:
         """Drop up to `limit` entries of retired shelves; free the numbers of those that are empty."""
         while self._retired:
             shelf = self._retired[0]
-            while shelf.sizes:
-                if not limit:
-                    return
-                self._evict(shelf)
-                limit -= 1
+            limit -= self._evict(shelf, limit)
+            if shelf.sizes:
+                return
             self._retired.popleft()
             heappush(self._free, shelf.number)
 
@@ -219,8 +241,21 @@ class PrefixIndex:
         The retired are empty by then: `touch` has dropped as many of their entries as it added.
         """
         largest = max(self._open.values(), key=lambda shelf: (len(shelf.sizes), -shelf.number))
-        for _ in range(min(excess, len(largest.sizes))):
-            self._evict(largest)
+        self._evict(largest, excess)
+
+
+def _known(sizes: "OrderedDict[Any, int]", hashes: Sequence[Any], count: int) -> int:
+    """How many of the first `count` segments of a chain are listed: those up to one that is not."""
+    if not count or hashes[count - 1] in sizes:
+        return count
+    low, high = 0, count - 1
+    while low < high:
+        middle = (low + high) // 2
+        if hashes[middle] in sizes:
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 def _append_each(bits: int, depth: int, found: list[tuple[int, int]]) -> None:

@@ -15,7 +15,7 @@ import asyncio
 import cProfile
 import gc
 import pstats
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from random import Random
 from time import perf_counter_ns
 
@@ -108,7 +108,7 @@ class Path:
         self.engine.set_replicas(specs, clock.now())
         for spec in specs:
             self.engine.probe_passed(spec.id, clock.now())
-            self.engine.report(spec.id, Report(1.0, 3.0, 0.0, 0.4, 1_048_576), clock.now())
+            self.engine.report(spec.id, Report(1.0, 3.0, 0.0, 0.4, 4_194_304), clock.now())
             self.engine.models(spec.id, (ModelCard("bench", b"{}"),), clock.now())
         # The connections are never idle for long here, whatever the speed of the machine.
         limits = Limits(upstream_idle_s=float("inf"))
@@ -136,15 +136,30 @@ class Path:
         return next(one for one in self.upstreams if not one.usable)
 
 
-def run_requests(path: Path, load: Load, wanted: Sequence[bytes], count: int) -> float:
+class Work:
+    """The requests of a load, session by session, each session's turns in their order."""
+
+    def __init__(self, load: Load) -> None:
+        self._sessions = requests(load)
+        self._sent = 0
+
+    def next(self) -> bytes:
+        """The next request, whole."""
+        turn, session = divmod(self._sent, len(self._sessions))
+        self._sent += 1
+        turns = self._sessions[session]
+        return b"".join(turns[turn % len(turns)])
+
+
+def run_requests(path: Path, load: Load, work: Work, count: int) -> float:
     """Microseconds a request: the client's reads, the sending, the answer in one read."""
     answer = answers.plain(b"200 OK", b"application/json", answers.chat_body(0))
-    pieces = [[one[at : at + READ_BYTES] for at in range(0, len(one), READ_BYTES)] for one in wanted]
     receive = path.client.data_received
     before = path.wire.taken
     spent = 0
-    for number in range(count):
-        reads = pieces[number % len(pieces)]
+    for _ in range(count):
+        whole = work.next()
+        reads = [whole[at : at + READ_BYTES] for at in range(0, len(whole), READ_BYTES)]
         begun = perf_counter_ns()
         for read in reads:
             receive(read)
@@ -158,7 +173,7 @@ def run_requests(path: Path, load: Load, wanted: Sequence[bytes], count: int) ->
     return spent / count / 1000
 
 
-def run_chunks(path: Path, load: Load, wanted: Sequence[bytes], count: int) -> float:
+def run_chunks(path: Path, load: Load, work: Work, count: int) -> float:
     """Microseconds a chunk of a stream, each in a read of its own. The request is not timed."""
     tokens = [answers.chunked(answers.token_event(0, last=False)) % stamp for stamp in range(CHUNKS)]
     end = b"".join(
@@ -170,8 +185,8 @@ def run_chunks(path: Path, load: Load, wanted: Sequence[bytes], count: int) -> f
         )
     )
     spent = 0
-    for number in range(count // CHUNKS):
-        path.client.data_received(wanted[number % len(wanted)])
+    for _ in range(count // CHUNKS):
+        path.client.data_received(work.next())
         upstream = path.busy()
         upstream.data_received(answers.STREAM_HEAD)
         receive = upstream.data_received
@@ -185,8 +200,8 @@ def run_chunks(path: Path, load: Load, wanted: Sequence[bytes], count: int) -> f
 
 def measure(load: Load, rounds: int) -> tuple[str, float]:
     path = Path(load)
-    wanted = requests(load)
-    run: Callable[[Path, Load, Sequence[bytes], int], float] = run_chunks if load.streams else run_requests
+    wanted = Work(load)
+    run: Callable[[Path, Load, Work, int], float] = run_chunks if load.streams else run_requests
     count = max(200, load.requests // 5) if not load.streams else 200 * CHUNKS
     run(path, load, wanted, count)
     return load.unit, min(run(path, load, wanted, count) for _ in range(rounds))
@@ -208,7 +223,7 @@ def main() -> None:
             unit, took = measure(load, arguments.rounds)
             print(f"{load.title:20} {took:8.2f} µs a {unit}")
             continue
-        path, wanted = Path(load), requests(load)
+        path, wanted = Path(load), Work(load)
         run = run_chunks if load.streams else run_requests
         run(path, load, wanted, 200)
         profile = cProfile.Profile()

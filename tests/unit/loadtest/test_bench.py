@@ -6,6 +6,7 @@ import math
 import os
 import select
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import httptools
@@ -26,7 +27,7 @@ from loadtest.bench.contenders import (
 )
 from loadtest.bench.errors import BenchError
 from loadtest.bench.figures import Sample, percentile, summarise, turn_order, verdicts
-from loadtest.bench.loads import CHUNKS, LOADS, SESSIONS, chat_body, requests
+from loadtest.bench.loads import CHUNKS, LOADS, SESSIONS, TURNS, chat_body, requests
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the bench is Linux only")
 
@@ -38,12 +39,19 @@ BY_NAME = {load.name: load for load in LOADS}
 
 @pytest.mark.parametrize("load", LOADS, ids=lambda load: load.name)
 def test_a_body_has_its_nominal_length_at_about_1_kb_a_message(load):
-    body = chat_body(load, 5)
-    asked = json.loads(body)
-    assert len(body) == pytest.approx(load.body_bytes, rel=0.05)
-    assert len(asked["messages"]) == load.body_bytes // 1000
-    assert asked["messages"][-1]["role"] == "user"
-    assert asked.get("stream", False) is load.streams
+    bodies = [chat_body(load, 5, turn) for turn in range(len(requests(load)[5]))]
+    assert sum(map(len, bodies)) / len(bodies) == pytest.approx(load.body_bytes, rel=0.05)
+    for body in bodies:
+        asked = json.loads(body)
+        assert len(body) == pytest.approx(1000 * len(asked["messages"]), rel=0.05)
+        assert asked.get("stream", False) is load.streams
+
+
+def test_each_turn_of_a_session_has_one_message_more_than_the_one_before():
+    turns = [json.loads(chat_body(BY_NAME["32k"], 5, turn))["messages"] for turn in range(TURNS)]
+    for before, after in pairwise(turns):
+        assert after[:-1] == before
+    assert len(requests(BY_NAME["2k"])[5]) == 1
 
 
 def test_sessions_share_their_system_prompt_and_nothing_else():
@@ -54,8 +62,8 @@ def test_sessions_share_their_system_prompt_and_nothing_else():
 
 def test_each_session_has_a_whole_request_with_an_id_of_its_own():
     ids = set()
-    for request in requests(BY_NAME["2k"]):
-        head, _, body = request.partition(b"\r\n\r\n")
+    for turns in requests(BY_NAME["32k"]):
+        head, _, body = b"".join(turns[3]).partition(b"\r\n\r\n")
         fields = dict(line.split(b": ") for line in head.split(b"\r\n")[1:])
         assert int(fields[b"Content-Length"]) == len(body)
         ids.add(fields[b"X-Session-ID"])
