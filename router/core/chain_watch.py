@@ -11,6 +11,7 @@ from heapq import nlargest
 from typing import Final, NamedTuple
 
 from router.base.ids import SessionKey
+from router.base.values import maker
 from router.core.breaks import Break, Cause, find_difference
 from router.core.decide import Decision
 from router.core.model import Model
@@ -44,18 +45,23 @@ class Told(NamedTuple):
     now: float
 
 
+make_told: Final = maker(Told)
+
+
 def told(turn: Turn, decision: Decision, model: Model) -> Told | None:
     """What to tell of a turn; `None` where nothing can be said: it has no session, computes no prompt, or
     goes on from a stored response, of which the body holds only what is new."""
     if turn.session is None or turn.response_id is not None or not turn.computes or not turn.chain.hashes:
         return None
-    return Told(
-        model.key(turn.session),
-        turn.chain,
-        turn.session_source == "derived",
-        decision.prompt_tokens,
-        decision.cached_tokens,
-        decision.at,
+    return make_told(
+        (
+            model.key(turn.session),
+            turn.chain,
+            turn.session_source == "derived",
+            decision.prompt_tokens,
+            decision.cached_tokens,
+            decision.at,
+        )
     )
 
 

@@ -24,7 +24,7 @@ from router.dataplane.departure import (
     unacknowledged,
 )
 from router.dataplane.exchange import Exchange, Phase
-from router.dataplane.head import MAX_TARGET, Head, target_too_long
+from router.dataplane.head import MAX_TARGET, Head, LastHead, target_too_long
 from router.dataplane.problems import HttpRefused, body_of, headers_of, status_line, status_of
 
 if TYPE_CHECKING:
@@ -95,6 +95,7 @@ class ClientConnection:
         "_head_shared",
         "_headers",
         "_joined",
+        "_last_head",
         "_latest",
         "_lingered",
         "_looping",
@@ -124,6 +125,7 @@ class ClientConnection:
         self._transport: asyncio.Transport | None = None
         self._socket: SocketInfo | None = None
         self._parser = httptools.HttpRequestParser(self)
+        self._last_head = LastHead()
         self._exchange: Exchange | None = None
         self._queue: deque[tuple[Head, TenantId | None, bytes, bool]] = deque()
         self._ahead = bytearray()
@@ -267,7 +269,7 @@ class ClientConnection:
         plane = self._plane
         limits = plane.limits
         end = data.find(b"\r\n\r\n", 0, limits.head)
-        head = plane.heads.recognise(data[:end]) if end > 0 else None
+        head = plane.heads.recognise(data[:end], self._last_head) if end > 0 else None
         if head is None:
             return False
         size, length = len(data) - end - 4, head.length

@@ -140,6 +140,19 @@ class _Line:
         """The line to send on; empty where it does not go on."""
 
 
+class LastHead:
+    """A connection's last head, line by line: most lines of its next one will be the same."""
+
+    __slots__ = ("lines", "meant", "reader")
+
+    def __init__(self) -> None:
+        self.reader: HeadReader | None = None
+        """Whose reading it is; of another's it says nothing."""
+        self.lines: list[bytes] = []
+        self.meant: list[_Line] = []
+        """What each line says but for the first."""
+
+
 class HeadReader:
     """Checks heads and sorts them, with one look-up for each header.
 
@@ -292,8 +305,9 @@ class HeadReader:
             self._starts[b"%b %b HTTP/1.1" % (method, url)] = (method, target, path)
         return head
 
-    def recognise(self, raw: bytes) -> Head | None:
+    def recognise(self, raw: bytes, last: LastHead) -> Head | None:
         """The head that `raw` is, less the empty line at its end; `None` where that is for a parser to say.
+        `last` is the one before it on the same connection, and becomes this one.
 
         What is answered is what `read` would answer, and never what it would refuse, whichever parser were
         asked: a first line and header names that have passed before, values of printable ASCII after one
@@ -305,13 +319,22 @@ class HeadReader:
             return None
         head = Head(start[0], start[1], start[2], "1.1")
         forward, seen = head.forward, self._seen
+        before = last.lines if last.reader is self else []
+        count = len(before)
+        meant: list[_Line] = []
         hosts = lengths = 0
         for at in range(1, len(lines)):
-            line = seen.get(lines[at])
-            if line is None:
-                line = self._look_at(lines[at])
+            sent = lines[at]
+            line: _Line | None
+            if at < count and before[at] == sent:
+                line = last.meant[at - 1]
+            else:
+                line = seen.get(sent)
                 if line is None:
-                    return None
+                    line = self._look_at(sent)
+                    if line is None:
+                        return None
+            meant.append(line)
             kind = line.kind
             if kind == _FORWARD:
                 forward.append(line.forward)
@@ -348,6 +371,7 @@ class HeadReader:
                 return None
         if hosts != 1 or lengths > 1:
             return None
+        last.reader, last.lines, last.meant = self, lines, meant
         if head.request_id is not None and not is_plain_id(head.request_id):
             head.request_id = None
         return head

@@ -9,7 +9,7 @@ import pytest
 
 import router
 from router.base.values import maker
-from router.core import decide, observe, request
+from router.core import chain_watch, decide, observe, request
 from router.dataplane import routing
 
 MAKERS = {
@@ -21,6 +21,7 @@ MAKERS = {
     "make_ended": observe.Ended,
     "make_chain": request.Chain,
     "make_turn": request.Turn,
+    "make_told": chain_watch.Told,
     "make_wait": routing.Wait,
 }
 
@@ -42,7 +43,7 @@ def test_a_value_is_made_with_all_its_fields(where, made, fields):
 
 def test_every_maker_is_used_and_known():
     assert {made for _, made, _ in uses()} == set(MAKERS)
-    for module in (decide, observe, request, routing):
+    for module in (chain_watch, decide, observe, request, routing):
         assert {name for name in vars(module) if name.startswith("make_")} <= set(MAKERS)
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.base.errors import Refused
-from router.dataplane.head import Head, HeadReader
+from router.dataplane.head import Head, HeadReader, LastHead
 
 START = b"POST /v1/chat/completions HTTP/1.1"
 
@@ -118,21 +118,31 @@ def reader() -> HeadReader:
 LINES = st.lists(st.one_of(st.sampled_from(PLAIN), st.sampled_from(PLAIN + ODD)), min_size=0, max_size=12)
 
 
-@given(start=st.sampled_from([START, START, *STARTS]), lines=LINES, host=st.booleans())
-def test_what_is_recognised_is_what_the_parser_reads(start: bytes, lines: list[bytes], host: bool) -> None:
-    raw = b"\r\n".join([start, *([b"Host: r"] if host else []), *lines])
-    one, other = reader(), reader()
-    for _ in range(2):  # the second time, from memory
-        head = one.recognise(raw)
+@given(start=st.sampled_from([START, START, *STARTS]), heads=st.lists(LINES, min_size=1, max_size=3))
+def test_what_is_recognised_is_what_the_parser_reads(start: bytes, heads: list[list[bytes]]) -> None:
+    one, other, last = reader(), reader(), LastHead()
+    for lines in (*heads, *heads):  # the second time, from memory
+        raw = b"\r\n".join([start, b"Host: r", *lines])
+        head = one.recognise(raw, last)
         if head is not None:
             assert seen(head) == seen(parsed(other, raw))
+
+
+def test_what_another_reader_made_of_a_line_counts_for_nothing() -> None:
+    raw, last = b"%b\r\nHost: r\r\nContent-Length: 1\r\nX-Mine: 1" % START, LastHead()
+    for name, sessions in ((b"x-mine", ((b"x-mine", b"1"),)), (b"x-theirs", ())):
+        known = HeadReader([name], None)
+        parsed(known, raw)
+        head = known.recognise(raw, last)
+        assert head is not None
+        assert head.sessions == sessions
 
 
 def test_the_head_of_an_agent_is_recognised_and_from_then_on_by_its_lines() -> None:
     known = reader()
     raw = b"\r\n".join([START, *(line for line in PLAIN if line != b"x_session_id: agent 8")])
     for _ in range(2):
-        head = known.recognise(raw)
+        head = known.recognise(raw, LastHead())
         assert head is not None
         assert (head.path, head.length, head.sessions) == (
             "/v1/chat/completions",
@@ -146,21 +156,23 @@ def test_the_head_of_an_agent_is_recognised_and_from_then_on_by_its_lines() -> N
 
 @pytest.mark.parametrize("odd", [b"Content-Length: 3", b"Host: s", b"Content-Type: text/plain"])
 def test_what_may_be_there_once_only_is_left_to_the_parser(odd: bytes) -> None:
-    assert reader().recognise(b"\r\n".join([START, *PLAIN, odd])) is None
+    assert reader().recognise(b"\r\n".join([START, *PLAIN, odd]), LastHead()) is None
 
 
 def test_a_target_or_a_name_that_never_passed_is_left_to_the_parser() -> None:
     known = reader()
     with pytest.raises(Refused):
         parsed(known, b"POST /v1/%2e HTTP/1.1\r\nHost: r")
-    assert known.recognise(b"POST /v1/%2e HTTP/1.1\r\nHost: r") is None
-    assert known.recognise(b"\r\n".join([START, b"Host: r", b"X-Never: 1"])) is None
+    assert known.recognise(b"POST /v1/%2e HTTP/1.1\r\nHost: r", LastHead()) is None
+    assert known.recognise(b"\r\n".join([START, b"Host: r", b"X-Never: 1"]), LastHead()) is None
 
 
 def test_secrets_are_not_kept_and_what_is_kept_is_bounded() -> None:
     known = reader()
     for number in range(5000):
-        assert known.recognise(b"%b\r\nHost: r\r\nAccept: %d\r\nX-API-Key: s3cret" % (START, number))
+        assert known.recognise(
+            b"%b\r\nHost: r\r\nAccept: %d\r\nX-API-Key: s3cret" % (START, number), LastHead()
+        )
     assert len(known._seen) <= 4096
     assert not any(b"s3cret" in line for line in known._seen)
 
@@ -175,7 +187,7 @@ def test_tables_that_are_full_begin_anew_and_learn_on() -> None:
         assert len(known._lines) + len(known._kinds) <= 4096
     raw = b"\r\n".join([START, *PLAIN])
     assert seen(parsed(known, raw)) == seen(parsed(reader(), raw))
-    again = known.recognise(raw)
+    again = known.recognise(raw, LastHead())
     assert again is not None
     assert seen(again) == seen(parsed(known, raw))
 
