@@ -9,7 +9,7 @@ BUILT_VENV := .venv-built
 SOURCES := pyproject.toml hatch_build.py $(shell find router policies -name '*.py' -o -name '*.yaml')
 
 # What a compiled build is tested with, and by: all that the hot path can be seen by.
-TEST_TOOLS := h11 hypothesis pytest pytest-asyncio pytest-timeout pytest-xdist trustme
+TEST_TOOLS := h11 hypothesis opentelemetry-proto pytest pytest-asyncio pytest-timeout pytest-xdist trustme
 # Of the integration tests, those of what is compiled.
 COMPILED_TESTS := $(addprefix tests/,unit/core unit/dataplane unit/telemetry contract property \
   $(addprefix integration/test_,relay.py trouble.py stream_errors.py isolation.py router.py queue.py strictness.py tls.py))

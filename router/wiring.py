@@ -10,6 +10,7 @@ from typing import Final
 
 import yaml
 
+import router
 from router.base.clock import Clock, SystemClock
 from router.base.errors import ErrorKind, Refused
 from router.base.ids import OPEN_TENANT, ReplicaId, TenantId
@@ -56,13 +57,16 @@ from router.telemetry.counters import Counters
 from router.telemetry.fanout import Fanout
 from router.telemetry.health_log import HealthLog
 from router.telemetry.history import History
-from router.telemetry.kv import kv_metrics
+from router.telemetry.kv import kv_metrics, pull_metrics
 from router.telemetry.log_file import LogFile
 from router.telemetry.metrics import Metrics, Section
 from router.telemetry.moves import Moves
+from router.telemetry.otlp import Envelope
 from router.telemetry.recent import RecentDecisions
 from router.telemetry.shadow import shadow_fields, shadow_metrics
+from router.telemetry.span_export import SpanExport, trace_metrics
 from router.telemetry.timelines import Timelines
+from router.telemetry.tracing import Tracing, resource_attributes
 
 _log = logging.getLogger(__name__)
 
@@ -129,16 +133,20 @@ class Router:
         self.holdings = Holdings()
         if self.access_log is not None:
             observers.append(AccessLog(self.access_log, secret=secret))
+        self.span_export, tracing = self._tracing(loaded, secret)
+        if tracing is not None:
+            observers.append(tracing)
         self.shadow = Shadow(build_plan(loaded.shadow.value)) if loaded.shadow is not None else None
         if self.shadow is not None:
             observers.append(self.shadow)
         self._fanout = fanout = Fanout(observers)
         self._prefetches = False
+        pullbook = PullBook(plans[0].pull)
         self.engine = Engine(
             plans,
             rng=self._rng,
             observer=fanout,
-            pullbook=PullBook(plans[0].pull),
+            pullbook=pullbook,
             holdings=self.holdings,
             on_detach=lambda error: _log.error(
                 "telemetry failed and is detached; routing goes on", exc_info=error
@@ -161,6 +169,8 @@ class Router:
             tls=secrets.tls.context if secrets.tls is not None else None,
             chains=self.chains,
             hints=_hints(config, secrets, plans),
+            traces=tracing,
+            overhead=self.counters.overhead,
         )
         self.kv_agents = KvAgents(self.engine, self.clock, self._rng, secret=secret)
         self.prefetcher = Prefetcher(
@@ -170,10 +180,13 @@ class Router:
             partial(reload_metrics, self.reloader),
             partial(discovery_metrics, self.discovery.status),
             partial(kv_metrics, self.kv_agents, self.prefetcher),
+            partial(pull_metrics, pullbook, self.counters.pulls, self.clock),
             partial(feed_metrics, self.feeds.status),
         ]
         if self.access_log is not None:
             sections.append(partial(access_log_metrics, self.access_log))
+        if self.span_export is not None:
+            sections.append(partial(trace_metrics, self.span_export))
         if self.shadow is not None:
             sections.append(partial(shadow_metrics, self.shadow))
         metrics = Metrics(
@@ -227,6 +240,38 @@ class Router:
         self.succession = self._succession(loaded.folder, secret)
         self.discovery.list_config(list_config(config, secrets))
 
+    def _tracing(
+        self, loaded: Loaded[RouterConfig], secret: bytes
+    ) -> tuple[SpanExport | None, Tracing | None]:
+        """Where spans go and who makes them; nobody, where there is no collector."""
+        written = loaded.value.telemetry
+        if written.otlp is None:
+            return None, None
+        export = SpanExport(
+            written.otlp,
+            Envelope(resource_attributes(), "homing", router.__version__),
+            headers=self.secrets.otlp_headers,
+            tls=self.secrets.otlp_tls,
+        )
+        tracing = Tracing(
+            export,
+            sample=written.trace_sample,
+            follow=written.trace_parent == "follow",
+            secret=secret,
+            url_of=self._url_of,
+            now=self.clock.now,
+            # Not the router's own: that one is seeded where decisions are to be repeated, and two routers
+            # must not give one id to two traces.
+            rng=Random(),
+        )
+        return export, tracing
+
+    def _url_of(self, replica: ReplicaId) -> str | None:
+        try:
+            return self.engine.spec(replica).url
+        except KeyError:
+            return None
+
     def _succession(self, folder: Path, secret: bytes) -> Succession:
         written = self.config.restart
         snapshot = folder / written.snapshot if written.snapshot is not None else None
@@ -273,6 +318,8 @@ class Router:
             config.access.tenant_header,
             _hints(config, secrets, plans),
         )
+        if self.span_export is not None:
+            self.span_export.use(secrets.otlp_headers)
         self.discovery.list_config(list_config(config, secrets))
         if found_otherwise:
             self.discovery.set_sources(sources)
@@ -332,6 +379,8 @@ class Router:
         listen, admin = self.config.listen, self.config.admin.listen
         if self.access_log is not None:
             self.access_log.start()
+        if self.span_export is not None:
+            self.span_export.start()
         await self.succession.begin()
         await self.admin.start(admin.host, admin.port, self.succession.sockets(ADMIN))
         await self.probe_once()
@@ -358,6 +407,8 @@ class Router:
         await self.admin.close()
         if self.access_log is not None:
             self.access_log.close()
+        if self.span_export is not None:
+            await self.span_export.close()
 
     def explain(
         self, path: str, body: bytes, session: str | None = None, tenant: str | None = None

@@ -54,7 +54,7 @@ from router.core.pairbook import PairBook, PairEnd
 from router.core.pairing import Pairing, behind, choose, prices_of
 from router.core.plan import Plan, PullRules
 from router.core.prefix import PrefixIndex
-from router.core.pullbook import PullBook, Pulled
+from router.core.pullbook import PullBook, Pulled, pull_came
 from router.core.queue import Chosen, Held, due_at
 from router.core.request import Turn
 from router.core.residency import Residency
@@ -1054,8 +1054,7 @@ class Engine:
             )
         if decision.pull is not None and self._holdings is not None and self._pullbook is not None:
             # Nobody else tells how it went. A few blocks less may be the estimate's fault.
-            came = cached_tokens - (decision.cached_tokens - decision.pull.tokens)
-            self._pullbook.result(decision.pull.source, came >= _CAME * decision.pull.tokens, now)
+            self._pullbook.result(decision.pull.source, pull_came(decision, cached_tokens), now)
         if not ticket.depth:
             return
         ends = ticket.turn.chain.ends

@@ -8,9 +8,9 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from router.base.ids import ReplicaId
-from router.core.decide import Pulls, Source
+from router.core.decide import Decision, Pulls, Source
 from router.core.estimate.link import Link
-from router.core.estimate.pulls import PullRecord
+from router.core.estimate.pulls import Breaker, PullRecord
 from router.core.estimate.scale import Scale
 from router.core.holdings import AgentReport
 from router.core.plan import PullRules
@@ -25,6 +25,17 @@ _MOST_TOKEN_BYTES: Final = 1e8
 
 _BITS: Final = 8.0
 _GIGA: Final = 1e9
+
+
+# Share of a pull that makes it one which succeeded.
+_CAME: Final = 0.8
+
+
+def pull_came(decision: Decision, cached_tokens: int) -> bool:
+    """Whether a turn's pull brought what it was sent for, by the cached tokens that its replica reports."""
+    assert decision.pull is not None
+    came = cached_tokens - (decision.cached_tokens - decision.pull.tokens)
+    return came >= _CAME * decision.pull.tokens
 
 
 class Pulled(NamedTuple):
@@ -165,6 +176,10 @@ class PullBook:
 
     def _is_there(self, name: ReplicaId) -> bool:
         return self._names is None or name in self._names
+
+    def breakers(self, now: float) -> dict[ReplicaId, Breaker]:
+        """The state of each source that pulls were thought of from."""
+        return {replica: record.breaker(now) for replica, record in self._records.items()}
 
     def _record(self, replica: ReplicaId) -> PullRecord:
         record = self._records.get(replica)

@@ -7,6 +7,7 @@ times faster.
 from typing import Final, NamedTuple
 
 from router.base.ids import SessionKey, TenantId
+from router.base.trace import Trace
 from router.base.values import maker
 
 
@@ -61,6 +62,8 @@ class Turn(NamedTuple):
     """Its prompt may be computed by one replica and its answer by another."""
     returns: bool = False
     """What decode holds of the session's last turn may serve this one, as far as its body tells."""
+    trace: Trace | None = None
+    """Its place in a trace, for those who record; `None` where nobody does."""
 
 
 make_turn: Final = maker(Turn)

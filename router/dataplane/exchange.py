@@ -18,6 +18,7 @@ from router.base.system import is_own_shortage, system_words
 from router.core.decide import Kind
 from router.core.observe import Outcome, Usage
 from router.core.queue import Held
+from router.core.request import Turn
 from router.core.ticket import Ticket
 from router.dataplane.answer import StreamReader, read_body
 from router.dataplane.answer_head import ResponseHead
@@ -71,6 +72,7 @@ class Exchange(Receiver):
 
     __slots__ = (
         "_accepted",
+        "_began",
         "_chunked",
         "_client",
         "_content",
@@ -86,6 +88,7 @@ class Exchange(Receiver):
         "_pool",
         "_prepared",
         "_reader",
+        "_refusal",
         "_request_id",
         "_resent",
         "_response",
@@ -129,12 +132,16 @@ class Exchange(Receiver):
         self._pool: Pool | None = None
         self._upstream: UpstreamConnection | None = None
         self._opening: asyncio.Task[object] | None = None
+        self._began = 0.0
+        """When the request was whole; 0 once it has gone to a replica."""
         self._sent_at = 0.0
         self._last_used: float | None = None
         self._resent = False
         self._in_hand = False
         self._failed: tuple[ReplicaId, ...] = ()
         self._outcomes: tuple[Outcome, ...] = ()
+        self._refusal: Refused | None = None
+        """What the client was told instead of an answer, or of its end."""
         self._response: ResponseHead | None = None
         self._prepared: bytes | None = None
         self._accepted = False
@@ -151,6 +158,7 @@ class Exchange(Receiver):
     def start(self) -> None:
         """Answer the request here, or route it and send it on."""
         plane, head = self._plane, self._head
+        self._began = plane.now()
         self._request_id = plane.request_id(head.request_id)
         assert self._content is not None
         try:
@@ -160,7 +168,8 @@ class Exchange(Receiver):
                 if local is not None:
                     self._respond(*local)
                     return
-            self._routed = plane.routing.route(head, self._content, tenant)
+            trace = plane.trace_of(head) if plane.traces is not None else None
+            self._routed = plane.routing.route(head, self._content, tenant, trace)
             self._content = None
             self._attempt()
         except Refused as refusal:
@@ -268,7 +277,19 @@ class Exchange(Receiver):
         lines = routed.head_end
         if ticket.turn.session is not routed.turn.session:
             lines = in_session(lines, routed.turn.session, ticket.turn.session)
-        head = b"".join((routed.head_start, pool.head_suffix, lines, closing(length, self._request_id)))
+        if self._began and self._plane.overhead is not None:
+            self._plane.overhead.add(self._sent_at - self._began - ticket.decision.waited_s)
+        self._began = 0.0  # a further attempt is the failed replica's doing
+        trace = routed.turn.trace
+        head = b"".join(
+            (
+                routed.head_start,
+                pool.head_suffix,
+                lines,
+                b"" if trace is None else trace.lines(ticket.decision.attempt),
+                closing(length, self._request_id),
+            )
+        )
         connection.send(self, (head, *body), head_only=self._head.method == b"HEAD")
         if self._client.write_paused:
             connection.pause()
@@ -550,6 +571,7 @@ class Exchange(Receiver):
             self._refuse(refusal)
             return
         self._plane.count_error(refusal)
+        self._refusal = refusal
         client, reader = self._client, self._reader
         if reader is None:
             # A body of another kind: only its broken framing can say that it is not whole.
@@ -654,6 +676,7 @@ class Exchange(Receiver):
     def _refuse(self, refusal: Refused) -> None:
         """Answer with a problem."""
         self._plane.count_error(refusal)
+        self._refusal = refusal
         self._respond(status_of(refusal), body_of(refusal, anthropic=self._anthropic()), headers_of(refusal))
 
     def _respond(self, status: int, body: bytes, extra: bytes = b"") -> None:
@@ -684,7 +707,25 @@ class Exchange(Receiver):
             self._plane.release(self)
         if self._head.request_id is not None:
             self._plane.release_request_id(self._request_id)
+        if self._routed is not None and self._routed.turn.trace is not None:
+            self._tell_trace(self._routed.turn, outcome)
         self._client.finished(keep=self._keep)
+
+    def _tell_trace(self, turn: Turn, outcome: Outcome | None) -> None:
+        """How the client's request ended."""
+        status = 0
+        if self._response is not None and self._prepared is None:
+            status = self._response.status
+        elif self._refusal is not None:
+            status = status_of(self._refusal)
+        self._plane.trace_over(
+            turn,
+            method=self._head.method,
+            status=status,
+            refused=self._refusal.kind if self._refusal is not None else None,
+            decision=self._ticket.decision if self._ticket is not None else None,
+            outcome=outcome,
+        )
 
 
 def _waited_line(seconds: float) -> bytes:

@@ -63,8 +63,19 @@ _PRIORITY: Final = 14
 _PATIENCE: Final = 15
 _IGNORED: Final = 16
 """Looks like a header that names a session, and is none of any policy's."""
+_TRACEPARENT: Final = 17
+_TRACESTATE: Final = 18
 
-_UNKEPT: Final = (_SESSION, _AUTHORIZATION, _KEY, _TENANT, _REQUEST_ID, _IGNORED)
+_UNKEPT: Final = (
+    _SESSION,
+    _AUTHORIZATION,
+    _KEY,
+    _TENANT,
+    _REQUEST_ID,
+    _IGNORED,
+    _TRACEPARENT,
+    _TRACESTATE,
+)
 
 # What is remembered of names and targets is bounded in number and in length, whatever clients send. A table
 # that is full begins anew: what clients send from then on is worth more than what one of them once sent.
@@ -98,6 +109,8 @@ class Head:
         "sessions",
         "target",
         "tenant",
+        "traceparent",
+        "tracestate",
         "version",
     )
 
@@ -124,6 +137,9 @@ class Head:
         """What the client asks for in `X-Homing-Priority`."""
         self.patience_s: float | None = None
         """For how long the client waits for an answer, as its SDK says; `None` = it does not."""
+        self.traceparent: bytes | None = None
+        """Where turns are traced: what the client says of its trace. More than one are no good one."""
+        self.tracestate = b""
 
 
 class _Line:
@@ -162,12 +178,15 @@ class HeadReader:
 
     `session_headers` are the names that any policy takes a session id from, in lower case; `-` and `_` are
     the same in them. They do not go on as they are: the replica gets the keyed hash instead.
-    `tenant_header` names the tenant where it is trusted, and is dropped like a key.
+    `tenant_header` names the tenant where it is trusted, and is dropped like a key. With `traces` the
+    headers of a client's trace do not go on as they are: the replica is told of the router's part in it.
     """
 
     __slots__ = ("_given", "_kinds", "_lines", "_names", "_seen", "_session_names", "_starts", "_targets")
 
-    def __init__(self, session_headers: Iterable[bytes], tenant_header: bytes | None) -> None:
+    def __init__(
+        self, session_headers: Iterable[bytes], tenant_header: bytes | None, *, traces: bool = False
+    ) -> None:
         self._kinds: dict[bytes, int] = {
             **dict.fromkeys(_DROPPED, _DROP),
             b"host": _HOST,
@@ -191,6 +210,9 @@ class HeadReader:
         self._kinds.update(dict.fromkeys(self._session_names, _SESSION))
         if tenant_header is not None:
             self._kinds[tenant_header] = _TENANT
+        if traces:
+            self._kinds[b"traceparent"] = _TRACEPARENT
+            self._kinds[b"tracestate"] = _TRACESTATE
         self._given = dict(self._kinds)
         # Clients spell few names and name few targets: each is looked at once. By name as sent, how the
         # line of a header begins that goes on.
@@ -269,6 +291,10 @@ class HeadReader:
                 forward.append(name.lower() + b": " + value + b"\r\n")
             elif kind == _PRIORITY:
                 head.priority = value.strip()
+            elif kind == _TRACEPARENT:
+                _add_traceparent(head, value.strip())
+            elif kind == _TRACESTATE:
+                _add_tracestate(head, value.strip())
             elif kind == _ENCODING:
                 if version != "1.1":
                     raise Refused(ErrorKind.BAD_REQUEST, f"HTTP/{version} knows no Transfer-Encoding")
@@ -367,6 +393,10 @@ class HeadReader:
                 forward.append(line.forward)
             elif kind == _PRIORITY:
                 head.priority = line.value
+            elif kind == _TRACEPARENT:
+                _add_traceparent(head, line.value)
+            elif kind == _TRACESTATE:
+                _add_tracestate(head, line.value)
             elif kind != _DROP and kind != _IGNORED:
                 return None
         if hosts != 1 or lengths > 1:
@@ -450,6 +480,15 @@ class HeadReader:
                 self._starts.clear()
             self._targets[url] = target
         return target
+
+
+def _add_traceparent(head: Head, value: bytes) -> None:
+    head.traceparent = value if head.traceparent is None else head.traceparent + b"," + value
+
+
+def _add_tracestate(head: Head, value: bytes) -> None:
+    """Several are one list."""
+    head.tracestate = head.tracestate + b"," + value if head.tracestate else value
 
 
 def _seconds(value: bytes) -> float | None:

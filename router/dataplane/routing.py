@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from router.base.errors import ErrorKind, Refused
 from router.base.ids import OPEN_TENANT, SessionKey, TenantId
+from router.base.trace import Trace
 from router.base.values import maker
 from router.core.plan import Plan, QueueRules
 from router.core.request import EMPTY_CHAIN, Turn, make_turn
@@ -163,7 +164,7 @@ class Routing:
             lambda tenant, text: session_key(secret, tenant, text)
         )
 
-    def route(self, head: Head, content: bytes, tenant: TenantId) -> Routed:
+    def route(self, head: Head, content: bytes, tenant: TenantId, trace: Trace | None = None) -> Routed:
         """Make the turn and the bytes to send. Raises `Refused` for a body that cannot be understood."""
         path = head.path
         method = head.method
@@ -190,7 +191,9 @@ class Routing:
         body: tuple[bytes | memoryview, ...] = (content,) if content else ()
         hide_usage = stores = False
         if read is None:
-            turn = Turn(path, "", tenant, session, source, EMPTY_CHAIN, _response_in(path), last=last)
+            turn = Turn(
+                path, "", tenant, session, source, EMPTY_CHAIN, _response_in(path), last=last, trace=trace
+            )
         else:
             if session is None:
                 if read.session_value is not None:
@@ -225,6 +228,7 @@ class Routing:
                     last,
                     False,
                     False,
+                    trace,
                 )
             )
             body = rewrite(

@@ -9,19 +9,22 @@ import ssl
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 from router.base.clock import Clock
 from router.base.errors import ErrorKind, HomingError, Refused
 from router.base.ids import OPEN_TENANT, ReplicaId, TenantId
 from router.base.system import system_words
 from router.base.tasks import TaskOwner
+from router.base.trace import Trace
 from router.core.chain_watch import ChainWatch, told
+from router.core.decide import Decision
 from router.core.engine import Engine
 from router.core.fleet import ReplicaSpec
 from router.core.observe import Outcome
 from router.core.outline import Describe
 from router.core.queue import Held
+from router.core.request import Turn
 from router.core.ticket import Ticket
 from router.dataplane.client import ClientConnection
 from router.dataplane.exchange import Exchange
@@ -50,6 +53,34 @@ _LOOK_S: Final = 0.02
 _LAST_WORDS_S: Final = 0.5
 
 
+class Tracer(Protocol):
+    """Who records turns as traces. Must be quick and must not raise; one that raises is detached."""
+
+    def begin(self, traceparent: bytes | None, tracestate: bytes) -> Trace:
+        """The place of a turn whose request has just come, and what its headers say of its trace."""
+        ...
+
+    def over(
+        self,
+        turn: Turn,
+        *,
+        method: bytes,
+        status: int,
+        refused: ErrorKind | None,
+        decision: Decision | None,
+        outcome: Outcome | None,
+    ) -> None:
+        """The client has its answer, or is gone: the status that it was told (0 = nothing), the router's own
+        error, the last attempt's decision, and its outcome where it was the turn's end."""
+        ...
+
+
+class Spread(Protocol):
+    """Who counts durations."""
+
+    def add(self, value: float) -> None: ...
+
+
 class DataPlane:
     """Relays what clients send to the replicas that the engine chooses.
 
@@ -69,16 +100,21 @@ class DataPlane:
         tls: ssl.SSLContext | None = None,
         chains: ChainWatch | None = None,
         hints: HintWriter | None = None,
+        traces: Tracer | None = None,
+        overhead: Spread | None = None,
     ) -> None:
         """`tls` = what clients are spoken to with; `None` = plain HTTP. `chains` is told of every turn.
-        `hints` go to the replicas that have a KV agent."""
+        `hints` go to the replicas that have a KV agent. `overhead` gets the seconds from a whole request to
+        its sending on, less those that the turn was held."""
         self.engine = engine
         self.routing = routing
         self.now = clock.now
         """Monotonic seconds. Not the loop's time: to ask for the running loop costs a system call."""
         self.limits = limits
         self.local = LocalEndpoints(engine)
-        self.heads = _head_reader(routing, tenant_header)
+        self.traces = traces
+        self.overhead = overhead
+        self.heads = _head_reader(routing, tenant_header, traces)
         self.tasks = TaskOwner()
         self.pools: dict[ReplicaId, Pool] = {}
         self.connections: set[ClientConnection] = set()
@@ -214,7 +250,7 @@ class DataPlane:
         """Go by these for all requests whose head has not come yet, but for `limits` on time and size and for
         `hints`, which count at once. Requests under way end as they would have. Arguments as at the start."""
         self.routing = routing
-        self.heads = _head_reader(routing, tenant_header)
+        self.heads = _head_reader(routing, tenant_header, self.traces)
         self.limits = limits
         self._access = access
         self._tenant_header = tenant_header
@@ -346,6 +382,42 @@ class DataPlane:
             self._chains = None
             _log.exception("watching prompts failed and has ended; routing goes on")
 
+    def trace_of(self, head: Head) -> Trace | None:
+        """The place in a trace of a turn whose request has just come."""
+        if self.traces is None:
+            return None
+        try:
+            return self.traces.begin(head.traceparent, head.tracestate)
+        except Exception:  # noqa: BLE001 - as with an observer
+            self._detach_traces()
+            return None
+
+    def trace_over(
+        self,
+        turn: Turn,
+        *,
+        method: bytes,
+        status: int,
+        refused: ErrorKind | None,
+        decision: Decision | None,
+        outcome: Outcome | None,
+    ) -> None:
+        """A traced turn's client has its answer, or is gone. As `Tracer.over`."""
+        if self.traces is None:
+            return
+        try:
+            self.traces.over(
+                turn, method=method, status=status, refused=refused, decision=decision, outcome=outcome
+            )
+        except Exception:  # noqa: BLE001 - as with an observer
+            self._detach_traces()
+
+    def _detach_traces(self) -> None:
+        self.traces = None
+        # Clients' traces go on as they are from here on.
+        self.heads = _head_reader(self.routing, self._tenant_header, None)
+        _log.exception("recording traces failed and has ended; routing goes on")
+
     def count_error(self, refusal: Refused) -> None:
         """A client was told of this."""
         self.errors[refusal.kind, status_of(refusal)] += 1
@@ -392,7 +464,9 @@ class DataPlane:
                 self._retired = [pool for pool in self._retired if len(pool)]
 
 
-def _head_reader(routing: Routing, tenant_header: str | None) -> HeadReader:
+def _head_reader(routing: Routing, tenant_header: str | None, traces: Tracer | None) -> HeadReader:
     return HeadReader(
-        routing.session_headers, tenant_header.lower().encode("latin-1") if tenant_header else None
+        routing.session_headers,
+        tenant_header.lower().encode("latin-1") if tenant_header else None,
+        traces=traces is not None,
     )

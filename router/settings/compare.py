@@ -72,6 +72,7 @@ def _secrets(old: Secrets, new: Secrets) -> Iterator[tuple[str, object, object]]
     yield "the replicas' API keys", old.replica_keys, new.replica_keys
     yield "the replicas' certificate authorities", old.replica_tls, new.replica_tls
     yield "what replicas that are found are spoken to with", old.found, new.found
+    yield "telemetry.otlp_headers_file", old.otlp_headers, new.otlp_headers
 
 
 def _values(settings: Settings) -> dict[str, object]:

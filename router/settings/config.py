@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 from router.base.units import format_duration, format_size
 from router.settings.fields import (
     Address,
+    CollectorUrl,
     Duration,
     EventsUrl,
     FilePath,
@@ -301,11 +302,28 @@ class Limits(Model):
 class Telemetry(Model):
     """What the router says of itself, beyond `/metrics`."""
 
-    otlp: str | None = None
-    """Where traces and metrics are sent. Accepted, and not used in this version."""
+    otlp: CollectorUrl | None = None
+    """A collector that takes traces by OTLP over HTTP; `None` = turns are not traced."""
+    otlp_headers_file: FilePath | None = None
+    """Holds headers that go along with what is sent there, a key for example."""
+    otlp_ca: FilePath | None = None
+    """Whom to trust that an `https` collector is the one that its URL names, in PEM; `None` = whom the system
+    trusts."""
     trace_sample: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Share of traces that are recorded."""
+    trace_parent: Literal["follow", "ignore"] = "follow"
+    """Whether a client that says if it records its trace is followed, or has its turns sampled as others."""
     access_log: Annotated[str, Field(min_length=1)] | None = None
     """A file, or `-` for standard output; `None` = no access log. Relative to the working directory."""
+
+    @model_validator(mode="after")
+    def _has_a_collector(self) -> Self:
+        for name in ("otlp_headers_file", "otlp_ca"):
+            if self.otlp is None and getattr(self, name) is not None:
+                raise ValueError(f"{name} is for a collector, and there is none; give otlp")
+        if self.otlp_ca is not None and self.otlp is not None and self.otlp.startswith("http:"):
+            raise ValueError(f"otlp_ca is for https://, and otlp is {self.otlp}")
+        return self
 
 
 class Probe(Model):

@@ -1,9 +1,10 @@
 """Secrets from files and environment variables, private keys included. None ever shows in a message or repr.
 
-`HOMING_API_KEYS`, `HOMING_SECRET` and `HOMING_ADMIN_TOKEN` take the place of `access.keys_file`,
-`access.secret_file` and `admin.token_file`: where the variable is set, the file is not read. A variable
-that is set and empty is a fault, not "no secret": a router must not open itself because a deployment
-forgot to fill one in. Spaces and line ends around a secret are not part of it.
+`HOMING_API_KEYS`, `HOMING_SECRET`, `HOMING_ADMIN_TOKEN` and `HOMING_OTLP_HEADERS` take the place of
+`access.keys_file`, `access.secret_file`, `admin.token_file` and `telemetry.otlp_headers_file`: where the
+variable is set, the file is not read. A variable that is set and empty is a fault, not "no secret": a router
+must not open itself because a deployment forgot to fill one in. Spaces and line ends around a secret are not
+part of it.
 """
 
 import json
@@ -20,7 +21,15 @@ from pydantic import AfterValidator, Field, SecretStr, ValidationError, model_va
 from router.base.errors import SettingsError
 from router.base.ids import ReplicaId, TenantId
 from router.settings.access import AccessKeys
-from router.settings.config import Discovery, Found, Replica, ReplicasFile, RouterConfig, Trust
+from router.settings.config import (
+    Discovery,
+    Found,
+    Replica,
+    ReplicasFile,
+    RouterConfig,
+    Telemetry,
+    Trust,
+)
 from router.settings.document import Document, Fault, Loc, read_document
 from router.settings.explain import dotted, explain
 from router.settings.fields import Model
@@ -29,6 +38,11 @@ from router.settings.locate import find_file, shown
 from router.settings.tls import PairFiles, ServerTls, TlsError, server_tls, shared_context
 
 _DIGEST: Final = re.compile(r"[0-9a-fA-F]{64}")
+_HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+
+_NOT_TO_SET: Final = frozenset(
+    {"connection", "content-encoding", "content-length", "content-type", "host", "transfer-encoding"}
+)
 
 
 class Access(NamedTuple):
@@ -60,6 +74,10 @@ class Secrets:
     """What the data port speaks TLS with; `None` = it speaks plain HTTP."""
     replica_tls: Mapping[ReplicaId, ssl.SSLContext] = field(default_factory=dict)
     """What each `https` replica is spoken to with. Replicas that are trusted alike share one."""
+    otlp_headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    """What a collector is sent along with spans."""
+    otlp_tls: ssl.SSLContext | None = None
+    """What an `https` collector is spoken to with."""
     found: Mapping[str, Access] = field(default_factory=dict)
     """What replicas are spoken to with that are found: by `dns` or `kubernetes`."""
 
@@ -136,6 +154,8 @@ def inspect_secrets(
         tls=tls,
         replica_tls={replica: tls for replica, (_, tls) in replicas.items() if tls is not None},
         found=search.found(config.discovery),
+        otlp_headers=search.otlp_headers(config.telemetry),
+        otlp_tls=search.otlp_tls(config.telemetry),
     )
     if not config.admin.listen.is_loopback and secrets.admin_token is None and not search.wrong:
         what = (
@@ -213,14 +233,27 @@ class _Search:
             else:
                 what = f"{dotted(at)}: the environment has no {trust.api_key_env}"
                 self.absent.append(self._document.fault(at, what))
-        return Access(key, self._client_tls((*loc, "ca"), trust) if https else None)
+        return Access(key, self._client_tls((*loc, "ca"), trust.ca, verify=trust.verify) if https else None)
 
-    def _client_tls(self, loc: Loc, trust: Trust) -> ssl.SSLContext | None:
-        ca = self._find(loc, trust.ca)
-        if trust.ca is not None and ca is None:
+    def otlp_headers(self, telemetry: Telemetry) -> tuple[tuple[str, str], ...]:
+        """The variable counts only where there is a collector: it may be meant for other programs, too."""
+        if telemetry.otlp is None:
+            return ()
+        loc = ("telemetry", "otlp_headers_file")
+        text = self._given("HOMING_OTLP_HEADERS", loc, telemetry.otlp_headers_file, _no_headers)
+        return parse_headers(text) if text is not None else ()
+
+    def otlp_tls(self, telemetry: Telemetry) -> ssl.SSLContext | None:
+        if telemetry.otlp is None or telemetry.otlp.startswith("http:"):
+            return None
+        return self._client_tls(("telemetry", "otlp_ca"), telemetry.otlp_ca, verify=True)
+
+    def _client_tls(self, loc: Loc, written: str | None, *, verify: bool) -> ssl.SSLContext | None:
+        ca = self._find(loc, written)
+        if written is not None and ca is None:
             return None
         try:
-            return shared_context(ca, verify=trust.verify)
+            return shared_context(ca, verify=verify)
         except TlsError as error:
             self.wrong.append(self._document.fault(loc, f"{dotted(loc)}: {error}"))
             return None
@@ -349,3 +382,27 @@ def _unfit(secret: str) -> str:
     if not secret:
         return "is empty"
     return "" if secret.isprintable() else "has a control character, or spreads over several lines"
+
+
+def parse_headers(text: str) -> tuple[tuple[str, str], ...]:
+    """`name=value` a line, or several with commas between → names and values, for a text in which
+    `_no_headers` finds no fault."""
+    entries = (entry.partition("=") for entry in re.split(r"[,\n]", text) if entry.strip())
+    return tuple((name.strip().lower(), value.strip()) for name, _, value in entries)
+
+
+def _no_headers(text: str) -> str:
+    """Why a text does not say what headers to send, without repeating any of it; "" where it does."""
+    if not text:
+        return "is empty"
+    for number, entry in enumerate(re.split(r"[,\n]", text), start=1):
+        name, equals, value = (part.strip() for part in entry.partition("="))
+        if not entry.strip():
+            continue
+        if not equals or _HEADER.fullmatch(name) is None:
+            return f"has an entry, number {number}, that is not name=value"
+        if not value.isascii() or not value.isprintable():
+            return f"has an entry, number {number}, with a control character or a letter outside ASCII"
+        if name.lower() in _NOT_TO_SET:
+            return f"has an entry, number {number}, for a header that is the router's to say"
+    return ""

@@ -85,6 +85,9 @@ def parse_remote_address(text: object) -> Address:
 _SCHEMES: Final = {"http": 80, "https": 443}
 """What replicas speak, and the port that is meant where a URL has none."""
 
+_TRACES: Final = "/v1/traces"
+"""Where a collector takes traces unless its URL has a path of its own."""
+
 
 def parse_replica_url(text: object) -> str:
     """A replica's URL → `http://host:port`, or with `https`. Raises `ValueError` with a valid example."""
@@ -117,6 +120,32 @@ def parse_replica_url(text: object) -> str:
         if there:
             raise ValueError(f"'{text}' must not have a {what}: Homing adds the request's own; write {base}")
     return base
+
+
+def parse_collector_url(text: object) -> str:
+    """Where an OpenTelemetry collector takes traces → a URL with a path. Raises `ValueError` with a valid
+    example."""
+    example = "write http://10.0.0.1:4318"
+    if not isinstance(text, str) or re.search(r"[^!-~]|\\", text):
+        raise ValueError(f"'{text}' is not a URL; {example}")
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise ValueError(f"'{text}' is not a URL: {str(error).lower()}; {example}") from None
+    if "@" in parts.netloc:
+        # Not shown: what stands before the @ may be a password.
+        raise ValueError("a URL must not carry a user or password; use otlp_headers_file")
+    if parts.scheme not in _SCHEMES:
+        raise ValueError(f"'{text}' is not http:// or https://; {example}")
+    if host is None or not _is_host(host, bracketed=":" in host):
+        raise ValueError(f"'{text}' names no host; {example}")
+    if port == 0:
+        raise ValueError("port 0 cannot be connected to")
+    if parts.query or parts.fragment:
+        raise ValueError(f"'{text}' must not have a query or a fragment; {example}")
+    path = parts.path if parts.path not in ("", "/") else _TRACES
+    return f"{parts.scheme}://{Address(host, _SCHEMES[parts.scheme] if port is None else port)}{path}"
 
 
 def parse_events_url(text: object) -> str:
@@ -295,6 +324,11 @@ ReplicaUrl = Annotated[
     str,
     PlainValidator(parse_replica_url),
     WithJsonSchema({"type": "string", "pattern": "^https?://", "examples": ["http://10.0.0.1:8000"]}),
+]
+CollectorUrl = Annotated[
+    str,
+    PlainValidator(parse_collector_url),
+    WithJsonSchema({"type": "string", "pattern": "^https?://", "examples": ["http://10.0.0.1:4318"]}),
 ]
 EventsUrl = Annotated[
     str,

@@ -1,5 +1,6 @@
 """What a file asks for without effect or at a risk, so that nothing is dropped in silence."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -18,19 +19,25 @@ class Unused(NamedTuple):
     """For which values."""
 
 
-CONFIG: Final[Sequence[Unused]] = (
-    Unused(("telemetry", "otlp"), "has no effect in this version: no traces are sent"),
+_NO_COLLECTOR: Final[Sequence[Unused]] = (
     Unused(
         ("telemetry", "trace_sample"),
-        "has no effect in this version: no traces are sent",
+        "has no effect without telemetry.otlp",
         lambda value: value != 0,
     ),
+    Unused(("telemetry", "trace_parent"), "has no effect without telemetry.otlp"),
 )
+
+_GRPC: Final = re.compile(r"https?://[^/]*:4317(?:/.*)?")
 
 
 def config_notices(document: Document) -> list[str]:
     """Notices on a config file that is without fault."""
-    notices = _of(document, CONFIG)
+    otlp = document.at("telemetry", "otlp")
+    notices = _of(document, _NO_COLLECTOR) if otlp is None else []
+    if isinstance(otlp, str) and _GRPC.fullmatch(otlp):
+        what = "telemetry.otlp: 4317 is for OTLP over gRPC; spans go over HTTP, mostly at 4318"
+        notices.append(str(document.fault(("telemetry", "otlp"), what)))
     places = [*_places(document, ("replicas", "*", "verify"))]
     places += [("discovery", kind, "verify") for kind in ("dns", "kubernetes")]
     for loc in places:

@@ -5,14 +5,12 @@ that are new since the session's last line. `docs/access-log.md` describes the f
 """
 # ruff: noqa: ARG002 - signatures are the protocol's
 
-import hmac
 import sys
 import time
 from array import array
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Final, Protocol
 
 import orjson
@@ -23,6 +21,7 @@ from router.base.ids import OPEN_TENANT
 from router.core.observe import Ended, Silent, Usage, WaitEnd
 from router.core.request import Chain, Turn
 from router.telemetry.points import Builder
+from router.telemetry.tenants import tenant_names
 
 FORMAT: Final = 1
 """Of the lines: another number means that an older reader must not guess."""
@@ -80,9 +79,7 @@ class AccessLog(Silent):
         self._segments = 0
         self._waited_s = 0.0
         """For how long the turn was held whose refusal is told next."""
-        self._tenant = lru_cache(maxsize=4096)(
-            lambda tenant: hmac.digest(secret, b"tenant\0" + tenant.encode(), "sha256").hex()[:16]
-        )
+        self._tenant = tenant_names(secret)
 
     def on_waited(self, turn: Turn, waited_s: float, end: WaitEnd) -> None:
         self._waited_s = 0.0

@@ -7,13 +7,15 @@ bounded: replicas, kinds, outcomes and policies, never sessions, tenants or mode
 
 from collections import defaultdict
 from collections.abc import Iterable
+from enum import StrEnum
 from typing import Final
 
 from router.base.errors import ErrorKind
 from router.base.ids import ReplicaId, SessionKey
 from router.core.decide import Decision, Kind
-from router.core.observe import Ended, HealthChange, Outcome, WaitEnd
+from router.core.observe import Ended, HealthChange, Outcome, Usage, WaitEnd
 from router.core.price import expected_s
+from router.core.pullbook import pull_came
 from router.core.request import Turn
 from router.telemetry.histogram import Histogram
 
@@ -47,6 +49,22 @@ DURATION_BOUNDS_S: Final[tuple[float, ...]] = (
     120.0,
     300.0,
     600.0,
+)
+# From a short warm request to a long body on a busy machine, or a connection that is slow to come.
+OVERHEAD_BOUNDS_S: Final[tuple[float, ...]] = (
+    0.00005,
+    0.0001,
+    0.00025,
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.5,
+    1.0,
 )
 # From a round trip to the longest that any policy should let a turn wait.
 WAIT_BOUNDS_S: Final[tuple[float, ...]] = (
@@ -88,8 +106,25 @@ _MAX_REPLICAS: Final = 4096
 _COMPLETED: Final = Outcome.COMPLETED
 
 
+class PullResult(StrEnum):
+    """How the pull went that a turn was sent with, by the cached tokens that its replica reports."""
+
+    CAME = "came"
+    """What was to come was found there, but for a few blocks."""
+    FELL_BACK = "fell_back"
+    """It was not, and the replica computed the rest."""
+    UNREPORTED = "unreported"
+    """The replica did not say: the turn failed, or ended before its usage."""
+
+
 def _no_decisions() -> defaultdict[Kind, int]:
     return defaultdict(int)
+
+
+def _pull_result(decision: Decision, usage: Usage | None) -> PullResult:
+    if usage is None or usage.cached_tokens is None:
+        return PullResult.UNREPORTED
+    return PullResult.CAME if pull_came(decision, usage.cached_tokens) else PullResult.FELL_BACK
 
 
 class ReplicaCounts:
@@ -133,7 +168,9 @@ class Counters:
     __slots__ = (
         "duration",
         "moves",
+        "overhead",
         "prediction_error",
+        "pulls",
         "refused",
         "replicas",
         "ttft",
@@ -145,9 +182,12 @@ class Counters:
         self.replicas: dict[ReplicaId, ReplicaCounts] = {}
         self.refused: defaultdict[ErrorKind, int] = defaultdict(int)
         self.moves = 0
+        self.pulls: defaultdict[PullResult, int] = defaultdict(int)
         self.ttft = {kind: Histogram(TTFT_BOUNDS_S) for kind in Kind}
         self.waits = {end: Histogram(WAIT_BOUNDS_S) for end in WaitEnd}
         """Of turns that the router held, by how their wait ended."""
+        self.overhead = Histogram(OVERHEAD_BOUNDS_S)
+        """From a whole request to its sending on, less what it was held. The data plane adds to it."""
         self.duration = Histogram(DURATION_BOUNDS_S)
         """Of turns that completed, dispatch to end."""
         self.prediction_error = Histogram(ERROR_BOUNDS_TOKENS)
@@ -178,6 +218,8 @@ class Counters:
                 self.ttft_error.add(abs(expected - ttft_s) / ttft_s)
         if outcome is _COMPLETED:
             self.duration.add(duration_s)
+        if decision.pull is not None:
+            self.pulls[_pull_result(decision, usage)] += 1
         if usage is None:
             if outcome is _COMPLETED:
                 counts.unreported += 1

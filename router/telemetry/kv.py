@@ -1,11 +1,14 @@
-"""Metrics of KV beside the replicas: agents that are there, and what prefetches were good for."""
+"""Metrics of KV beside the replicas: agents that are there, how pulls go, what prefetches were good for."""
 
 from collections.abc import Mapping
 from typing import Protocol
 
 from opentelemetry.sdk.metrics.export import Metric
 
+from router.base.clock import Clock
 from router.base.ids import ReplicaId
+from router.core.estimate.pulls import Breaker
+from router.telemetry.counters import PullResult
 from router.telemetry.points import Builder
 
 
@@ -31,6 +34,36 @@ class PrefetchSource(Protocol):
 
     @property
     def wasted_bytes(self) -> int: ...
+
+
+class PullSource(Protocol):
+    """What metrics ask of the books of pulls."""
+
+    def breakers(self, now: float) -> Mapping[ReplicaId, Breaker]: ...
+
+
+def pull_metrics(
+    pulls: PullSource, results: Mapping[PullResult, int], clock: Clock, build: Builder
+) -> list[Metric]:
+    """How the router's pulls went, and from whom it pulls nothing for it."""
+    return [
+        build.counter(
+            "homing_pulls",
+            "Turns that were to pull KV from another replica or a pool, by how that went.",
+            "{turn}",
+            [({"result": result.value}, results.get(result, 0)) for result in PullResult],
+        ),
+        build.gauge(
+            "homing_pull_breaker",
+            "1 for the state of the breaker of a source of pulls, 0 for the others.",
+            "1",
+            [
+                ({"source": source, "state": state.value}, int(state is now))
+                for source, now in pulls.breakers(clock.now()).items()
+                for state in Breaker
+            ],
+        ),
+    ]
 
 
 def kv_metrics(agents: AgentSource, prefetches: PrefetchSource, build: Builder) -> list[Metric]:

@@ -176,6 +176,12 @@ def _turns(build: Builder, counters: Counters) -> list[Metric]:
             [({"end": end.value}, spread) for end, spread in counters.waits.items() if spread.count],
         ),
         build.histogram(
+            "homing_overhead_seconds",
+            "Time from a whole request to its sending on to a replica, less the time that it was held.",
+            "s",
+            [({}, counters.overhead)],
+        ),
+        build.histogram(
             "homing_turn_duration_seconds",
             "Dispatch to end of turns that completed.",
             "s",

@@ -4,8 +4,9 @@ The real client connection, exchange, upstream connection, engine and observers,
 only count. So it measures neither sockets nor the event loop, and a run is a second: the tool for work on
 the hot path, where `make bench` is the judge. Bodies and answers are those of `make bench`.
 
-    python tests/bench/request_path.py [--only 2k] [--rounds N] [--profile [SORT]]
+    python tests/bench/request_path.py [--only 2k] [--rounds N] [--traced SHARE] [--profile [SORT]]
 
+`--traced` records that share of turns as spans, up to their bytes for a collector.
 `--profile` prints cProfile's table instead, with calls a request. Compiled functions show in it only as
 far as they are called from Python.
 """
@@ -46,6 +47,7 @@ from router.telemetry.history import History
 from router.telemetry.moves import Moves
 from router.telemetry.recent import RecentDecisions
 from router.telemetry.timelines import Timelines
+from router.telemetry.tracing import Tracing
 
 # What one read of a busy socket brings at most, as uvloop reads.
 READ_BYTES = 256 * 1024
@@ -89,12 +91,13 @@ class Wire(asyncio.Transport):
 class Path:
     """A plane with one idle connection to each replica, and clients of it."""
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: Load, traced: float | None) -> None:
         clock = SystemClock()
         plans = [build_plan(load_policy("home").value)]
+        counters = Counters()
         observers = Fanout(
             (
-                Counters(),
+                counters,
                 RecentDecisions(clock),
                 History(clock),
                 Timelines(clock),
@@ -102,6 +105,9 @@ class Path:
                 HealthLog(),
             )
         )
+        tracing = _tracing(traced, clock) if traced is not None else None
+        if tracing is not None:
+            observers.add(tracing)
         pulls = PullBook(plans[0].pull)
         self.engine = Engine(plans, rng=Random(1), observer=observers, pullbook=pulls, holdings=Holdings())
         specs = [ReplicaSpec(ReplicaId(f"r{n}"), f"http://r{n}:8000") for n in range(load.upstreams)]
@@ -118,6 +124,8 @@ class Path:
             clock=clock,
             limits=limits,
             chains=ChainWatch(),
+            traces=tracing,
+            overhead=counters.overhead,
         )
         self.plane.set_replicas(specs, {}, {})
         self.upstreams: list[UpstreamConnection] = []
@@ -134,6 +142,24 @@ class Path:
     def busy(self) -> UpstreamConnection:
         """The connection that has the request."""
         return next(one for one in self.upstreams if not one.usable)
+
+
+class Nowhere:
+    """Takes spans, and has none of them."""
+
+    def add(self, span: bytes) -> None: ...
+
+
+def _tracing(share: float, clock: SystemClock) -> Tracing:
+    return Tracing(
+        Nowhere(),
+        sample=share,
+        follow=True,
+        secret=b"s",
+        url_of=lambda replica: f"http://{replica}:8000",
+        now=clock.now,
+        rng=Random(2),
+    )
 
 
 class Work:
@@ -198,8 +224,8 @@ def run_chunks(path: Path, load: Load, work: Work, count: int) -> float:
     return spent / (count // CHUNKS * CHUNKS) / 1000
 
 
-def measure(load: Load, rounds: int) -> tuple[str, float]:
-    path = Path(load)
+def measure(load: Load, rounds: int, traced: float | None) -> tuple[str, float]:
+    path = Path(load, traced)
     wanted = Work(load)
     run: Callable[[Path, Load, Work, int], float] = run_chunks if load.streams else run_requests
     count = max(200, load.requests // 5) if not load.streams else 200 * CHUNKS
@@ -211,6 +237,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", action="append", default=[], choices=[load.name for load in LOADS])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--traced", type=float, metavar="SHARE")
     parser.add_argument("--profile", nargs="?", const="tottime", metavar="SORT")
     arguments = parser.parse_args()
     settle_heap()
@@ -220,10 +247,10 @@ def main() -> None:
             continue
         gc.collect()
         if not arguments.profile:
-            unit, took = measure(load, arguments.rounds)
+            unit, took = measure(load, arguments.rounds, arguments.traced)
             print(f"{load.title:20} {took:8.2f} µs a {unit}")
             continue
-        path, wanted = Path(load), Work(load)
+        path, wanted = Path(load, arguments.traced), Work(load)
         run = run_chunks if load.streams else run_requests
         run(path, load, wanted, 200)
         profile = cProfile.Profile()

@@ -14,7 +14,7 @@ from router.core.plan import Plan
 from router.core.strategies.priced import Priced
 from router.dataplane.limits import Limits
 from router.dataplane.routing import Routing
-from router.dataplane.server import DataPlane
+from router.dataplane.server import DataPlane, Spread, Tracer
 from router.settings.access import AccessKeys
 from router.settings.routes import RouteTable
 
@@ -33,6 +33,8 @@ async def data_plane(
     tls: ssl.SSLContext | None = None,
     replica_tls: ssl.SSLContext | None = None,
     engine: Engine | None = None,
+    traces: Tracer | None = None,
+    overhead: Spread | None = None,
 ) -> AsyncIterator[DataPlane]:
     """Replicas r0, r1, … at `urls`, all well. Fails if anything is left over at the end.
 
@@ -53,6 +55,8 @@ async def data_plane(
         access=access,
         tenant_header=tenant_header,
         tls=tls,
+        traces=traces,
+        overhead=overhead,
     )
     contexts = {} if replica_tls is None else {spec.id: replica_tls for spec in specs}
     plane.set_replicas(specs, api_keys or {}, contexts)

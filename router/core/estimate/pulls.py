@@ -4,6 +4,7 @@ Knows no network: it is told how each pull ended, and when.
 """
 
 from collections import deque
+from enum import StrEnum
 from typing import Final
 
 # From CONNECTOR: under 80 % of at least 20 pulls within 10 s, nothing more is pulled.
@@ -23,6 +24,17 @@ _GAIN: Final = 0.1
 _SEED_WEIGHT: Final = 4.0
 
 
+class Breaker(StrEnum):
+    """Whether a source is pulled from."""
+
+    CLOSED = "closed"
+    """It is."""
+    OPEN = "open"
+    """It is not, for now."""
+    RETURNING = "returning"
+    """One pull may be tried."""
+
+
 class PullRecord:
     """Success of pulls from one source, and its breaker."""
 
@@ -39,6 +51,12 @@ class PullRecord:
     def allows(self, now: float) -> bool:
         """Whether one more pull may be tried."""
         return not self._pause_s or now >= self._open_until
+
+    def breaker(self, now: float) -> Breaker:
+        """What `allows` says, and why."""
+        if not self._pause_s:
+            return Breaker.CLOSED
+        return Breaker.OPEN if now < self._open_until else Breaker.RETURNING
 
     def tried(self, now: float) -> None:
         """A pull begins. While the breaker is returning, the next has to wait for its pause."""

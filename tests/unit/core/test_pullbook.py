@@ -5,10 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.base.ids import ReplicaId
-from router.core.decide import Pulls
+from router.core.decide import Decision, Kind, Pulls
+from router.core.estimate.pulls import Breaker
 from router.core.holdings import AgentReport
 from router.core.plan import PullRules
-from router.core.pullbook import PullBook, Pulled
+from router.core.price import Pull
+from router.core.pullbook import PullBook, Pulled, pull_came
 
 A, B, C = (ReplicaId(name) for name in "abc")
 ALL = frozenset((A, B, C))
@@ -195,3 +197,27 @@ def test_other_rules_count_from_now_on_and_what_was_learned_stays() -> None:
     book.follow(PullRules(per_source=2, seed_gbps=1.0))
     assert book.allows(A, 0.0)
     assert seen(book).seed == before
+
+
+def test_the_breakers_of_sources_that_were_thought_of_show() -> None:
+    book = learned()
+    assert book.breakers(0.0) == {C: Breaker.CLOSED}
+    for _ in range(20):
+        book.result(A, False, 0.0)
+    assert book.breakers(1.0) == {A: Breaker.OPEN, C: Breaker.CLOSED}
+    book.forget(A)
+    assert book.breakers(1.0) == {C: Breaker.CLOSED}
+
+
+@pytest.mark.parametrize(
+    ("cached_tokens", "came"), [(2000, True), (1600, True), (1599, False), (500, False), (0, False)]
+)
+def test_a_pull_came_where_most_of_it_is_found(cached_tokens: int, came: bool) -> None:
+    # 0 there already, 2000 to come.
+    pull = Pull(A, 2000, 0.1, 2.0, 0.9)
+    decision = Decision(
+        B, Kind.PULL, "pull", "home", (), None, A, 3000, 2000, 0, 0.0, pull=pull
+    )  # fmt: skip
+    assert pull_came(decision, cached_tokens) is came
+    # 500 more lie there.
+    assert pull_came(decision._replace(cached_tokens=2500), cached_tokens + 500) is came

@@ -25,6 +25,7 @@ PLAIN = [
     b"X-Request-ID: 1f:2",
     b"Content-Length: 12",
     b"traceparent: 00-1-2-01",
+    b"tracestate: a=1,b=2",
     b"X-Team: blue",
     b"X-Homing-Priority: high",
     b"X-Stainless-Timeout: 600",
@@ -107,9 +108,9 @@ def seen(head: Head) -> dict[str, object]:
     return {name: getattr(head, name) for name in vars(Head) if not name.startswith("_")}
 
 
-def reader() -> HeadReader:
+def reader(*, traces: bool = False) -> HeadReader:
     """One that has seen the usual clients."""
-    made = HeadReader([b"x-session-id"], b"x-tenant")
+    made = HeadReader([b"x-session-id"], b"x-tenant", traces=traces)
     for start in (START, b"GET /v1/models HTTP/1.1"):
         parsed(made, b"\r\n".join([start, *PLAIN]))
     return made
@@ -118,9 +119,15 @@ def reader() -> HeadReader:
 LINES = st.lists(st.one_of(st.sampled_from(PLAIN), st.sampled_from(PLAIN + ODD)), min_size=0, max_size=12)
 
 
-@given(start=st.sampled_from([START, START, *STARTS]), heads=st.lists(LINES, min_size=1, max_size=3))
-def test_what_is_recognised_is_what_the_parser_reads(start: bytes, heads: list[list[bytes]]) -> None:
-    one, other, last = reader(), reader(), LastHead()
+@given(
+    start=st.sampled_from([START, START, *STARTS]),
+    heads=st.lists(LINES, min_size=1, max_size=3),
+    traces=st.booleans(),
+)
+def test_what_is_recognised_is_what_the_parser_reads(
+    start: bytes, heads: list[list[bytes]], traces: bool
+) -> None:
+    one, other, last = reader(traces=traces), reader(traces=traces), LastHead()
     for lines in (*heads, *heads):  # the second time, from memory
         raw = b"\r\n".join([start, b"Host: r", *lines])
         head = one.recognise(raw, last)
@@ -197,3 +204,39 @@ def test_the_first_line_of_a_request_without_a_body_is_not_kept() -> None:
     for number in range(2000):
         parsed(known, b"GET /v1/responses/r%d HTTP/1.1\r\nHost: r" % number)
     assert known._starts == {}
+
+
+def recognised(known: HeadReader, raw: bytes) -> Head | None:
+    return known.recognise(raw, LastHead())
+
+
+def test_a_clients_trace_goes_on_as_any_header_unless_turns_are_traced() -> None:
+    lines = (b"traceparent: 00-1-2-01", b"tracestate: a=1,b=2")
+    raw = b"\r\n".join([START, b"Host: r", *lines, b"tracestate: c=3"])
+    for way in (recognised, parsed):
+        head = way(reader(), raw)
+        assert head is not None
+        assert (head.traceparent, head.tracestate) == (None, b"")
+        assert head.forward[:2] == [line + b"\r\n" for line in lines]
+        head = way(reader(traces=True), raw)
+        assert head is not None
+        assert (head.traceparent, head.tracestate) == (b"00-1-2-01", b"a=1,b=2,c=3")
+        assert head.forward == []
+
+
+def test_two_traces_of_one_client_are_none() -> None:
+    raw = b"\r\n".join([START, b"Host: r", b"traceparent: one", b"traceparent: two"])
+    for way in (recognised, parsed):
+        head = way(reader(traces=True), raw)
+        assert head is not None
+        assert head.traceparent == b"one,two"
+
+
+def test_traces_are_not_kept_since_they_do_not_come_again() -> None:
+    known = reader(traces=True)
+    before = len(known._seen)
+    for number in range(100):
+        assert known.recognise(
+            b"%b\r\nHost: r\r\ntraceparent: %d\r\ntracestate: a=%d" % (START, number, number), LastHead()
+        )
+    assert len(known._seen) <= before + 1

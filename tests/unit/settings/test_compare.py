@@ -86,6 +86,13 @@ def test_the_secret_and_the_admin_token_need_a_restart(settings):
     assert "restart" in faults[0].what
 
 
+def test_the_headers_for_a_collector_may_change_and_are_not_shown(settings):
+    text = BASE + 'telemetry: {otlp: "http://c:4318"}\n'
+    before, after = (settings(text, {"HOMING_OTLP_HEADERS": f"key={key}"}) for key in ("one", "two"))
+    assert differences(before, after) == ("telemetry.otlp_headers_file: changed",)
+    assert refused_changes(before, after) == ()
+
+
 def test_what_may_change_is_not_refused(settings):
     after = settings(
         "version: 1\nreplicas: []\nlimits: {body: 1MiB}\nprobe: {interval: 9s}\n",

@@ -275,3 +275,55 @@ replicas:
         "c.yaml:8: replicas[1].ca: 'bad.pem' holds no PEM certificate that can be used",
     ]
     assert faults("tls: {cert: one.crt,\n  key: gone.key}\n") == ["c.yaml:3: tls.key: no file 'gone.key'"]
+
+
+OTLP = "telemetry: {otlp: 'http://c:4318', otlp_headers_file: headers}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "headers"),
+    [
+        ("authorization=Bearer hunter2\n", (("authorization", "Bearer hunter2"),)),
+        ("Api-Key = a=b== , x-org=7,\n\n", (("api-key", "a=b=="), ("x-org", "7"))),
+        ("x-empty=", (("x-empty", ""),)),
+    ],
+)
+def test_headers_for_a_collector_come_from_a_file_or_the_environment(text, headers):
+    found = secrets(OTLP, headers=text)
+    assert found.otlp_headers == headers
+    assert "hunter2" not in repr(found)
+    assert secrets(OTLP, {"HOMING_OTLP_HEADERS": text}).otlp_headers == headers
+
+
+def test_without_a_collector_its_headers_are_not_asked_for():
+    assert secrets(environ={"HOMING_OTLP_HEADERS": "no headers at all"}).otlp_headers == ()
+    assert secrets("telemetry: {otlp: 'http://c:4318'}\n").otlp_headers == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (" ", "is empty"),
+        ("hunter2", "has an entry, number 1, that is not name=value"),
+        ("a=1,hun ter=hunter2", "has an entry, number 2, that is not name=value"),
+        ("a=1\n=hunter2", "has an entry, number 2, that is not name=value"),
+        ("a=hunter2\x00", "has an entry, number 1, with a control character or a letter outside ASCII"),
+        ("a=hunter2ä", "has an entry, number 1, with a control character or a letter outside ASCII"),
+        ("Content-Length=2", "has an entry, number 1, for a header that is the router's to say"),
+    ],
+)
+def test_headers_that_cannot_be_sent_are_refused_and_not_shown(text, words):
+    assert faults(OTLP, headers=text) == [f"c.yaml:2: telemetry.otlp_headers_file: 'headers' {words}"]
+    assert faults(OTLP, {"HOMING_OTLP_HEADERS": text}) == [f"HOMING_OTLP_HEADERS: {words}"]
+
+
+def test_a_collectors_authority_is_read(tmp_path):
+    Authority(tmp_path)
+    https = "telemetry: {otlp: 'https://c:4318', otlp_ca: ca.pem}\n"
+    assert isinstance(secrets(https).otlp_tls, ssl.SSLContext)
+    assert isinstance(secrets("telemetry: {otlp: 'https://c'}\n").otlp_tls, ssl.SSLContext)
+    assert secrets("telemetry: {otlp: 'http://c'}\n").otlp_tls is None
+    assert faults(https.replace("ca.pem", "nowhere.pem")) == [
+        "c.yaml:2: telemetry.otlp_ca: no file 'nowhere.pem'"
+    ]
+    assert "holds no PEM certificate" in faults(https, **{"ca.pem": "hunter3"})[0]

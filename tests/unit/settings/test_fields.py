@@ -1,5 +1,7 @@
 """Addresses, URLs and names: what is taken, in what form, and the words of each refusal."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +18,7 @@ from router.settings.fields import (
     PathPattern,
     Pattern,
     parse_address,
+    parse_collector_url,
     parse_events_url,
     parse_remote_address,
     parse_replica_url,
@@ -196,3 +199,46 @@ def test_auto_is_none():
     for value in (True, 0, "x", 1.5, None):
         with pytest.raises(ValidationError):
             TypeAdapter(CountOrAuto).validate_python(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("http://10.0.0.1:4318", "http://10.0.0.1:4318/v1/traces"),
+        ("http://collector:4318/", "http://collector:4318/v1/traces"),
+        ("https://otlp.example", "https://otlp.example:443/v1/traces"),
+        ("https://otlp.example/tenant-1/v1/traces", "https://otlp.example:443/tenant-1/v1/traces"),
+        ("http://[::1]:4318", "http://[::1]:4318/v1/traces"),
+    ],
+)
+def test_a_collectors_url_has_a_path(text, url):
+    assert parse_collector_url(text) == url
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (4318, "'4318' is not a URL"),
+        ("", "'' is not http:// or https://"),
+        ("collector:4318", "'collector:4318' is not http:// or https://"),
+        ("grpc://collector:4317", "is not http:// or https://"),
+        ("http://", "names no host"),
+        ("http://a b", "is not a URL"),
+        ("http://ä:1", "is not a URL"),
+        ("http://a:99999", "is not a URL: port out of range"),
+        ("http://a:0", "port 0 cannot be connected to"),
+        ("http://a:1?x=1", "must not have a query or a fragment"),
+        ("http://a:1#x", "must not have a query or a fragment"),
+        ("http://a_b..c:1", "names no host"),
+    ],
+)
+def test_a_collectors_url_that_is_none_is_refused_with_an_example(text, words):
+    with pytest.raises(ValueError, match=re.escape(words)) as caught:
+        parse_collector_url(text)
+    assert "4318" in str(caught.value) or "port 0" in words
+
+
+def test_a_collectors_password_is_not_shown():
+    with pytest.raises(ValueError, match="use otlp_headers_file") as caught:
+        parse_collector_url("http://user:hunter2@a:4318")
+    assert "hunter2" not in str(caught.value)

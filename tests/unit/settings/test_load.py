@@ -85,7 +85,7 @@ def test_the_designed_files_load_as_they_are(folder):
     assert home.queue.wait == 300.0
     assert home.overload.in_flight is None
     assert loaded.notices == (
-        "config/router.yaml:12: telemetry.trace_sample: has no effect in this version: no traces are sent",
+        "config/router.yaml:12: telemetry.trace_sample: has no effect without telemetry.otlp",
     )
 
 
@@ -164,6 +164,22 @@ REPLICA = "version: 1\nreplicas:\n  - "
         (
             "version: 1\ntelemetry: {trace_sample: 2}\n",
             "c.yaml:2: telemetry.trace_sample: should be less than or equal to 1",
+        ),
+        (
+            "version: 1\ntelemetry: {otlp: collector}\n",
+            "c.yaml:2: telemetry.otlp: 'collector' is not http:// or https://; write http://10.0.0.1:4318",
+        ),
+        (
+            "version: 1\ntelemetry:\n  otlp: null\n  otlp_ca: ca.pem\n",
+            "c.yaml:2: telemetry: otlp_ca is for a collector, and there is none; give otlp",
+        ),
+        (
+            "version: 1\ntelemetry: {otlp: 'http://c:4318', otlp_ca: ca.pem}\n",
+            "c.yaml:2: telemetry: otlp_ca is for https://, and otlp is http://c:4318/v1/traces",
+        ),
+        (
+            "version: 1\ntelemetry: {otlp: 'http://c:4318', trace_parent: folow}\n",
+            "c.yaml:2: telemetry.trace_parent: 'folow' is none of follow, ignore; did you mean 'follow'?",
         ),
         (
             "version: 1\ntelemetry: {trace_sample: '1'}\n",

@@ -52,9 +52,19 @@ def test_a_config_without_keys_of_later_versions_has_no_notices(text):
 
 
 def test_a_key_without_effect_is_named_with_its_line():
-    assert of_config("replicas:\n  - {kv_agent: a, kv_events: b}\ntelemetry: {otlp: x}\n") == [
-        "c.yaml:3: telemetry.otlp: has no effect in this version: no traces are sent",
+    assert of_config("telemetry:\n  trace_sample: 0.5\n  trace_parent: ignore\n") == [
+        "c.yaml:2: telemetry.trace_sample: has no effect without telemetry.otlp",
+        "c.yaml:3: telemetry.trace_parent: has no effect without telemetry.otlp",
     ]
+    assert of_config('telemetry: {otlp: "http://c:4318", trace_sample: 0.5, trace_parent: ignore}\n') == []
+
+
+@pytest.mark.parametrize("url", ["http://c:4317", "https://c:4317/v1/traces"])
+def test_a_port_that_speaks_grpc_is_named(url):
+    assert of_config(f'telemetry:\n  otlp: "{url}"\n') == [
+        "c.yaml:2: telemetry.otlp: 4317 is for OTLP over gRPC; spans go over HTTP, mostly at 4318"
+    ]
+    assert of_config('telemetry: {otlp: "http://c:14317/x:4317"}\n') == []
 
 
 def test_a_replica_whose_certificate_is_not_checked_is_named():

@@ -6,9 +6,10 @@ from router.base.errors import ErrorKind
 from router.base.ids import ReplicaId, SessionKey
 from router.core.decide import Decision, Kind
 from router.core.observe import Ended, HealthChange, Outcome, Usage, WaitEnd
+from router.core.price import Pull
 from router.core.request import Turn
 from router.telemetry import counters as counters_module
-from router.telemetry.counters import Counters, ReplicaCounts
+from router.telemetry.counters import Counters, PullResult, ReplicaCounts
 
 A, B = ReplicaId("a"), ReplicaId("b")
 Decided = Callable[..., Decision]
@@ -138,3 +139,25 @@ def test_replica_names_that_nobody_drops_are_bounded(
 def test_a_replica_counts_as_present_even_with_nothing_counted() -> None:
     # `get(…) or admit(…)` on the hot path relies on it.
     assert ReplicaCounts()
+
+
+@pytest.mark.parametrize(
+    ("usage", "result"),
+    [
+        (Usage(500, 9, 400), PullResult.CAME),
+        (Usage(500, 9, 100), PullResult.FELL_BACK),
+        (Usage(500, 9, None), PullResult.UNREPORTED),
+        (None, PullResult.UNREPORTED),
+    ],
+)
+def test_a_pull_is_counted_by_what_came_of_it(usage, result, decided, ended):
+    counters = Counters()
+    pull = Pull(ReplicaId("b"), 400, 0.1, 2.0, 0.9)
+    counters.on_ended(ended(decided("a", Kind.PULL, cached_tokens=400)._replace(pull=pull), usage=usage))
+    assert dict(counters.pulls) == {result: 1}
+
+
+def test_a_turn_that_pulls_nothing_is_no_pull(decided, ended):
+    counters = Counters()
+    counters.on_ended(ended(decided("a"), usage=Usage(500, 9, 400)))
+    assert not counters.pulls

@@ -15,6 +15,7 @@ from router.controlplane.kv_feed import FeedStatus
 from router.core.breaks import Cause
 from router.core.chain_watch import ChainWatch
 from router.core.decide import Decision, Kind
+from router.core.estimate.pulls import Breaker
 from router.core.fleet import ReplicaStatus, Report
 from router.core.observe import Ended, HealthChange, Outcome, Usage, WaitEnd
 from router.core.outline import Part
@@ -25,10 +26,12 @@ from router.core.strategies.ring import RingOnly
 from router.telemetry.access_log import access_log_metrics
 from router.telemetry.control import discovery_metrics, feed_metrics, reload_metrics
 from router.telemetry.counters import Counters
-from router.telemetry.kv import kv_metrics
+from router.telemetry.kv import kv_metrics, pull_metrics
 from router.telemetry.log_file import LogFile
 from router.telemetry.metrics import Metrics
+from router.telemetry.otlp import Envelope
 from router.telemetry.shadow import shadow_metrics
+from router.telemetry.span_export import SpanExport, trace_metrics
 
 A, B = ReplicaId("a"), ReplicaId('b "quoted"\\')
 DOC = Path(__file__).parents[3] / "docs" / "metrics.md"
@@ -170,6 +173,11 @@ class Prefetches:
     started, hits, bytes, wasted_bytes = 4, 3, 1000, 200
 
 
+class Breakers:
+    def breakers(self, now: float) -> dict[ReplicaId, Breaker]:
+        return {A: Breaker.CLOSED}
+
+
 @pytest.fixture
 def metrics(counters: Counters) -> Metrics:
     fleet = Fleet(status(A, Report(1.0, 5.0, 6.0, 0.75, 800), 900), status(B, None))
@@ -193,7 +201,9 @@ def metrics(counters: Counters) -> Metrics:
             partial(discovery_metrics, lambda: [FOUND]),
             partial(shadow_metrics, shadow()),
             partial(kv_metrics, KvAgents(), Prefetches()),
+            partial(pull_metrics, Breakers(), counters.pulls, ManualClock(100.0)),
             partial(feed_metrics, lambda: [FEED]),
+            partial(trace_metrics, SpanExport("http://c:1/", Envelope([], "homing", "1"))),
         ],
         wall_ns=lambda: next(walls),
     )

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.estimate.pulls import PullRecord
+from router.core.estimate.pulls import Breaker, PullRecord
 
 
 def failed(times: int, at: float = 0.0) -> PullRecord:
@@ -86,3 +86,23 @@ def test_a_clock_that_was_set_back_does_not_keep_what_is_now_in_the_future() -> 
     record = failed(19, 1000.0)
     record.observe(False, 5.0)
     assert record.allows(5.0)
+
+
+def test_the_breaker_says_why_a_pull_may_be_tried_or_not() -> None:
+    assert failed(19).breaker(0.0) is Breaker.CLOSED
+    record = failed(20)
+    assert record.breaker(4.9) is Breaker.OPEN
+    assert record.breaker(5.0) is Breaker.RETURNING
+    record.tried(5.0)
+    assert record.breaker(5.0) is Breaker.OPEN
+    for at in (6.0, 8.5, 10.0, 11.0):
+        record.observe(True, at)
+    assert record.breaker(11.0) is Breaker.CLOSED
+
+
+@given(st.lists(st.tuples(st.booleans(), st.floats(0, 1e6)), max_size=80), st.floats(0, 1e6))
+def test_the_breaker_says_what_is_allowed(ends: list[tuple[bool, float]], now: float) -> None:
+    record = PullRecord()
+    for good, at in ends:
+        record.observe(good, at)
+    assert (record.breaker(now) is not Breaker.OPEN) == record.allows(now)

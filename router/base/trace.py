@@ -1,0 +1,87 @@
+"""W3C trace context: what a client's headers say of its trace, and what a replica is told.
+
+Knows no spans and no sampling.
+"""
+
+import re
+from typing import Final, NamedTuple
+
+# Of version 00, exactly this; of a later one, this and whatever follows a further dash.
+_TRACEPARENT: Final = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-[!-~]*)?")
+
+_SAMPLED: Final = 0x01
+_RANDOM: Final = 0x02
+"""The trace id is random to its last bit: for whoever samples by it."""
+
+# Ids within a turn follow each other, so that the attempt that has a replica's id needs no book.
+_WAIT: Final = 1
+_ATTEMPTS: Final = 2
+
+
+class Parent(NamedTuple):
+    """The span that a request came from."""
+
+    trace_id: int
+    span_id: int
+    flags: int
+
+    @property
+    def sampled(self) -> bool:
+        """Whether it is recorded."""
+        return bool(self.flags & _SAMPLED)
+
+
+class Trace(NamedTuple):
+    """A turn's place in a trace."""
+
+    trace_id: int
+    span_id: int
+    """The turn's own span; those within it have the ids that follow. At most 2⁶³."""
+    parent_id: int
+    """The client's span; 0 where the trace begins here."""
+    flags: int
+    state: str
+    """The client's `tracestate`; "" where there is none."""
+    sampled: bool
+    """Whether spans are recorded."""
+    told: bytes
+    """Header lines for a replica: all of them where nothing is recorded, else those but `traceparent`."""
+    began: float
+    """When the request was whole, monotonic seconds."""
+
+    def wait_id(self) -> int:
+        """The id of the span of its wait in the router."""
+        return self.span_id + _WAIT
+
+    def attempt_id(self, attempt: int) -> int:
+        """The id of the span of an attempt, counted from 0."""
+        return self.span_id + _ATTEMPTS + attempt
+
+    def lines(self, attempt: int) -> bytes:
+        """Header lines for the replica that gets an attempt."""
+        if not self.sampled:
+            return self.told
+        line = b"traceparent: 00-%032x-%016x-%02x\r\n"
+        return line % (self.trace_id, self.attempt_id(attempt), self.flags) + self.told
+
+
+def parse_traceparent(value: bytes) -> Parent | None:
+    """What a `traceparent` says; `None` where it says nothing that is to be gone by."""
+    match = _TRACEPARENT.fullmatch(value.strip())
+    if match is None:
+        return None
+    version, trace_id, span_id, flags, rest = match.groups()
+    if version == b"ff" or (version == b"00" and rest is not None):
+        return None
+    parent = Parent(int(trace_id, 16), int(span_id, 16), int(flags, 16) & (_SAMPLED | _RANDOM))
+    return parent if parent.trace_id and parent.span_id else None
+
+
+def unsampled_lines(trace_id: int, span_id: int, told: bytes = b"") -> bytes:
+    """Header lines that keep a replica from recording what is not recorded here."""
+    return b"traceparent: 00-%032x-%016x-00\r\n" % (trace_id, span_id) + told
+
+
+def sampled_flags(parent: Parent | None) -> int:
+    """The flags of a trace that is recorded. A client's trace id keeps its mark of being random."""
+    return _SAMPLED | (parent.flags & _RANDOM if parent is not None else 0)

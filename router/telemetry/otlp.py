@@ -1,0 +1,203 @@
+"""Spans in OTLP's wire format, protobuf, and what a collector answers. Knows no name of any, sends nothing.
+
+Written by hand: `docs/adr/0042-spans-encoded-by-hand.md` says why, and tests hold it against the published
+schema.
+"""
+
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from struct import Struct
+from typing import Final
+
+Value = str | bool | int | float | tuple[str, ...] | tuple[float, ...]
+"""Of an attribute. Integers are of 64 bits."""
+Attributes = Sequence[tuple[bytes, Value]]
+"""Keys are made by `key`."""
+
+_FIXED64: Final = Struct("<Q").pack
+_FIXED32: Final = Struct("<I").pack
+_DOUBLE: Final = Struct("<d").pack
+_TIMES: Final = Struct("<BQBQ").pack
+
+_MASK64: Final = (1 << 64) - 1
+
+# Tags of fields: their number and wire type in a byte, or in two.
+_SPAN_TRACE_ID: Final = b"\x0a\x10"  # and its length
+_SPAN_ID: Final = b"\x12\x08"
+_SPAN_STATE: Final = b"\x1a"
+_SPAN_PARENT: Final = b"\x22\x08"
+_SPAN_NAME: Final = b"\x2a"
+_SPAN_KIND: Final = b"\x30"
+_SPAN_START: Final = 0x39
+_SPAN_END: Final = 0x41
+_SPAN_ATTRIBUTE: Final = b"\x4a"
+_SPAN_ERROR: Final = b"\x7a\x02\x18\x02"  # status {code: ERROR}
+_SPAN_FLAGS: Final = b"\x85\x01"
+_FIRST: Final = b"\x0a"
+_SECOND: Final = b"\x12"
+_BOOL: Final = b"\x10"
+_INT: Final = b"\x18"
+_FLOAT: Final = b"\x21"
+_ARRAY: Final = b"\x2a"
+
+# That it is known whether the parent is another process's, and that it is.
+_REMOTE_KNOWN: Final = 0x100
+_REMOTE: Final = 0x200
+
+_SHORT: Final = tuple(bytes((number,)) for number in range(0x80))
+
+
+class SpanKind(IntEnum):
+    """What a span is to those beside it."""
+
+    INTERNAL = 1
+    SERVER = 2
+    CLIENT = 3
+
+
+def key(name: str) -> bytes:
+    """An attribute's key, encoded once for all that have it."""
+    return _text(_FIRST, name)
+
+
+def span(
+    name: str,
+    kind: SpanKind,
+    *,
+    trace_id: int,
+    span_id: int,
+    parent_id: int,
+    remote_parent: bool,
+    flags: int,
+    state: str,
+    start_ns: int,
+    end_ns: int,
+    attributes: Attributes,
+    failed: bool,
+) -> bytes:
+    """One span as a field of its scope. `parent_id` is 0 where there is none; times are Unix nanoseconds."""
+    parts = [
+        _SPAN_TRACE_ID,
+        trace_id.to_bytes(16, "big"),
+        _SPAN_ID,
+        span_id.to_bytes(8, "big"),
+    ]
+    if state:
+        parts.append(_text(_SPAN_STATE, state))
+    if parent_id:
+        parts += (_SPAN_PARENT, parent_id.to_bytes(8, "big"))
+    parts.append(_text(_SPAN_NAME, name))
+    parts += (_SPAN_KIND, _SHORT[kind], _TIMES(_SPAN_START, start_ns, _SPAN_END, end_ns))
+    for name_bytes, value in attributes:
+        parts.append(_field(_SPAN_ATTRIBUTE, name_bytes + _field(_SECOND, _value(value))))
+    if failed:
+        parts.append(_SPAN_ERROR)
+    remote = _REMOTE if remote_parent and parent_id else 0
+    parts += (_SPAN_FLAGS, _FIXED32(flags | _REMOTE_KNOWN | remote))
+    return _field(_SECOND, b"".join(parts))
+
+
+class Envelope:
+    """Wraps spans as a request to a collector: whose they are, and what made them."""
+
+    __slots__ = ("_resource", "_scope")
+
+    def __init__(self, resource: Iterable[tuple[str, Value]], scope: str, version: str) -> None:
+        attributes = b"".join(
+            _field(_FIRST, key(name) + _field(_SECOND, _value(value))) for name, value in resource
+        )
+        self._resource = _field(_FIRST, attributes)
+        self._scope = _field(_FIRST, _text(_FIRST, scope) + _text(_SECOND, version))
+
+    def request(self, spans: Sequence[bytes]) -> bytes:
+        """The body of an `ExportTraceServiceRequest`."""
+        return _field(_FIRST, self._resource + _field(_SECOND, self._scope + b"".join(spans)))
+
+
+def rejected_spans(answer: bytes) -> int:
+    """How many spans a collector says it did not take; 0 for an answer that is not understood.
+
+    `answer` is an `ExportTraceServiceResponse`, or whatever a stranger says.
+    """
+    partial = _find(answer, 1, _LENGTH)
+    rejected = _find(partial, 1, _NUMBER) if isinstance(partial, bytes) else None
+    return rejected if isinstance(rejected, int) and rejected < 1 << 63 else 0
+
+
+def _field(tag: bytes, content: bytes) -> bytes:
+    size = len(content)
+    return tag + (_SHORT[size] if size < 0x80 else _varint(size)) + content
+
+
+def _text(tag: bytes, text: str) -> bytes:
+    # A surrogate that stands alone is no text that protobuf could carry.
+    return _field(tag, text.encode("utf-8", "replace"))
+
+
+def _value(value: Value) -> bytes:
+    """The content of an `AnyValue`."""
+    if type(value) is str:
+        return _text(_FIRST, value)
+    if type(value) is float:
+        return _FLOAT + _DOUBLE(value)
+    if isinstance(value, bool):
+        return _BOOL + _SHORT[value]
+    if isinstance(value, int):
+        return _INT + _varint(value & _MASK64)
+    if isinstance(value, tuple):
+        return _field(_ARRAY, b"".join([_field(_FIRST, _value(each)) for each in value]))
+    if isinstance(value, str):
+        return _text(_FIRST, value)
+    return _FLOAT + _DOUBLE(value)
+
+
+def _varint(number: int) -> bytes:
+    written = bytearray()
+    while number > 0x7F:
+        written.append(number & 0x7F | 0x80)
+        number >>= 7
+    written.append(number)
+    return bytes(written)
+
+
+_NUMBER: Final = 0
+_LENGTH: Final = 2
+_SKIPPED: Final = {1: 8, 5: 4}
+"""Bytes of the wire types that have a fixed size."""
+
+
+def _find(message: bytes, wanted: int, wire_type: int) -> bytes | int | None:
+    """The last field of that number and type, as protobuf has it; `None` where there is none, or where the
+    message cannot be read up to its end."""
+    found: bytes | int | None = None
+    at = 0
+    while at < len(message):
+        tag, at = _read_varint(message, at)
+        value: bytes | int | None = None
+        kind = tag & 7
+        if kind == _NUMBER:
+            value, at = _read_varint(message, at)
+        elif kind == _LENGTH:
+            size, at = _read_varint(message, at)
+            value, at = message[at : at + size], at + size
+        else:
+            at += _SKIPPED.get(kind, len(message) + 1)
+        if at > len(message):
+            return None
+        if tag == wanted << 3 | wire_type:
+            found = value
+    return found
+
+
+def _read_varint(message: bytes, at: int) -> tuple[int, int]:
+    """A number and where it ends: beyond the end of a message that breaks off in it, or has one too long."""
+    number = 0
+    for shift in range(0, 70, 7):
+        if at >= len(message):
+            break
+        byte = message[at]
+        number |= (byte & 0x7F) << shift
+        at += 1
+        if byte < 0x80:
+            return number, at
+    return 0, len(message) + 1

@@ -1,0 +1,267 @@
+"""What spans say of a turn, an attempt and a wait: names and attributes, from plain facts.
+
+GenAI attributes have the names of OpenTelemetry's semantic conventions, those of HTTP and servers too; what
+only this router knows is called `homing.*`. Never prompt text, nor anything else a client made up but the
+model's name, cut short. `docs/tracing.md` describes each attribute, and a test holds the two together.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from heapq import nsmallest
+from typing import Final
+from urllib.parse import urlsplit
+
+from router.base.errors import ErrorKind
+from router.base.ids import OPEN_TENANT, ReplicaId
+from router.core.decide import Candidate, Decision
+from router.core.observe import FAILURES, Ended, Outcome, WaitEnd
+from router.core.price import Line, lines, local_s
+from router.core.request import Turn
+from router.telemetry.otlp import Value, key
+
+_OPERATIONS: Final = {
+    "/v1/chat/completions": "chat",
+    "/v1/messages": "chat",
+    "/v1/responses": "chat",
+    "/v1/completions": "text_completion",
+    "/v1/embeddings": "embeddings",
+}
+"""What the conventions call an endpoint's work; the others are of HTTP only."""
+
+_ROUTES: Final = frozenset(
+    {
+        *_OPERATIONS,
+        "/v1/messages/count_tokens",
+        "/v1/rerank",
+        "/v1/score",
+        "/v1/audio/transcriptions",
+        "/v1/audio/translations",
+        "/tokenize",
+        "/detokenize",
+    }
+)
+_RESPONSES: Final = "/v1/responses/"
+_OTHER: Final = "/v1/*"
+
+# vLLM is none of the conventions' well-known providers; they let others have a name of their own.
+_PROVIDER: Final = "vllm"
+
+_MOST_CHARS: Final = 128
+"""Of the model's name."""
+
+# The bill of hundreds of replicas is no reading. Chosen and home are always in it.
+_CHEAPEST: Final = 4
+
+_FAILED_WAITS: Final = frozenset({WaitEnd.EXPIRED, WaitEnd.PUSHED_OUT, WaitEnd.NO_REPLICA})
+
+_ERROR_TYPE: Final = key("error.type")
+_CONVERSATION: Final = key("gen_ai.conversation.id")
+_OPERATION: Final = key("gen_ai.operation.name")
+_PROVIDER_NAME: Final = key("gen_ai.provider.name")
+_MODEL: Final = key("gen_ai.request.model")
+_STREAM: Final = key("gen_ai.request.stream")
+_FIRST_CHUNK: Final = key("gen_ai.response.time_to_first_chunk")
+_CACHE_READ: Final = key("gen_ai.usage.cache_read.input_tokens")
+_INPUT: Final = key("gen_ai.usage.input_tokens")
+_OUTPUT: Final = key("gen_ai.usage.output_tokens")
+_METHOD: Final = key("http.request.method")
+_STATUS: Final = key("http.response.status_code")
+_ROUTE: Final = key("http.route")
+_ADDRESS: Final = key("server.address")
+_PORT: Final = key("server.port")
+
+_ATTEMPT: Final = key("homing.attempt")
+_ATTEMPTS: Final = key("homing.attempts")
+_BILL_PRICES: Final = key("homing.bill.prices_ms")
+_BILL_REPLICAS: Final = key("homing.bill.replicas")
+_BILL_WAYS: Final = key("homing.bill.ways")
+_CANDIDATES: Final = key("homing.candidates")
+_HOME: Final = key("homing.home")
+_KIND: Final = key("homing.kind")
+_OUTCOME: Final = key("homing.outcome")
+_POLICY: Final = key("homing.policy")
+_PREDICTED: Final = key("homing.predicted.cached_tokens")
+_ESTIMATED: Final = key("homing.predicted.prompt_tokens")
+_PRICE: Final = key("homing.price")
+_PULL_SOURCE: Final = key("homing.pull.source")
+_PULL_TOKENS: Final = key("homing.pull.tokens")
+_REASON: Final = key("homing.reason")
+_REPLICA: Final = key("homing.replica")
+_SESSION: Final = key("homing.session")
+_SESSION_SOURCE: Final = key("homing.session.source")
+_TENANT: Final = key("homing.tenant")
+_WAITED: Final = key("homing.waited_ms")
+_WAIT_END: Final = key("homing.wait.end")
+_TERMS: Final = tuple(
+    (name, key(f"homing.price.{name}"))
+    for name in Line._fields
+    if name.endswith("_ms") and name != "price_ms"
+)
+_PRICE_MS: Final = key("homing.price.total_ms")
+
+Fields = list[tuple[bytes, Value]]
+
+
+def route_of(path: str) -> str:
+    """The endpoint, one of few: what else a path holds is the client's."""
+    if path in _ROUTES:
+        return path
+    return _RESPONSES + "*" if path.startswith(_RESPONSES) else _OTHER
+
+
+def attempt_name(turn: Turn) -> str:
+    """What the span of an attempt is called."""
+    operation = _OPERATIONS.get(turn.path)
+    if operation is None:
+        return route_of(turn.path)
+    return f"{operation} {turn.model[:_MOST_CHARS]}" if turn.model else operation
+
+
+def turn_fields(
+    turn: Turn,
+    *,
+    method: str,
+    status: int,
+    refused: ErrorKind | None,
+    decision: Decision | None,
+    outcome: Outcome | None,
+    tenant: Callable[[str], str],
+) -> Fields:
+    """A turn as its client saw it. `decision` and `outcome` are the last attempt's; `None` where there was
+    none, or where its end is not the turn's."""
+    fields: Fields = [(_METHOD, method), (_ROUTE, route_of(turn.path))]
+    if status:
+        fields.append((_STATUS, status))
+    if refused is not None:
+        fields.append((_ERROR_TYPE, refused.value))
+    elif outcome in FAILURES:
+        assert outcome is not None
+        fields.append((_ERROR_TYPE, outcome.value))
+    if turn.session is not None:
+        fields += ((_SESSION, turn.session), (_SESSION_SOURCE, turn.session_source))
+    if turn.tenant != OPEN_TENANT:
+        fields.append((_TENANT, tenant(turn.tenant)))
+    if decision is not None:
+        fields += (
+            (_KIND, decision.kind.value),
+            (_REPLICA, decision.replica),
+            (_ATTEMPTS, decision.attempt + 1),
+        )
+    return fields
+
+
+def turn_failed(status: int, refused: ErrorKind | None, outcome: Outcome | None) -> bool:
+    """Whether the turn's span is marked as failed: for whatever is not the client's doing."""
+    return status >= 500 or outcome in FAILURES or (refused is not None and status < 400)
+
+
+def wait_fields(waited_s: float, end: WaitEnd) -> Fields:
+    """A turn's wait in the router."""
+    fields: Fields = [(_WAITED, waited_s * 1000.0), (_WAIT_END, end.value)]
+    if wait_failed(end):
+        fields.append((_ERROR_TYPE, end.value))
+    return fields
+
+
+def wait_failed(end: WaitEnd) -> bool:
+    """Whether it was in vain, and not for the client's leaving."""
+    return end in _FAILED_WAITS
+
+
+def attempt_fields(ended: Ended, url: str | None) -> Fields:
+    """One attempt: what was asked of the replica at `url`, why it was given the turn, and what came."""
+    turn, decision, outcome, usage, ttft_s, _, _ = ended
+    fields: Fields = []
+    operation = _OPERATIONS.get(turn.path)
+    if operation is not None:
+        fields += ((_OPERATION, operation), (_PROVIDER_NAME, _PROVIDER))
+    if turn.model:
+        fields.append((_MODEL, turn.model[:_MOST_CHARS]))
+    if turn.stream:
+        fields.append((_STREAM, True))
+    if turn.session is not None:
+        fields.append((_CONVERSATION, turn.session))
+    if url is not None:
+        host, port = _place(url)
+        fields += ((_ADDRESS, host), (_PORT, port))
+    if ttft_s is not None:
+        fields.append((_FIRST_CHUNK, ttft_s))
+    if usage is not None:
+        for name, count in (
+            (_INPUT, usage.prompt_tokens),
+            (_OUTPUT, usage.completion_tokens),
+            (_CACHE_READ, usage.cached_tokens),
+        ):
+            if count is not None:
+                fields.append((name, count))
+    fields.append((_OUTCOME, outcome.value))
+    if outcome in FAILURES:
+        fields.append((_ERROR_TYPE, outcome.value))
+    fields += (
+        (_REPLICA, decision.replica),
+        (_KIND, decision.kind.value),
+        (_REASON, decision.reason),
+        (_POLICY, decision.policy),
+        (_ATTEMPT, decision.attempt),
+        (_CANDIDATES, len(decision.candidates)),
+        (_ESTIMATED, decision.prompt_tokens),
+        (_PREDICTED, decision.cached_tokens),
+    )
+    if decision.home is not None:
+        fields.append((_HOME, decision.home))
+    if decision.waited_s:
+        fields.append((_WAITED, decision.waited_s * 1000.0))
+    if decision.pull is not None:
+        fields += ((_PULL_SOURCE, decision.pull.source), (_PULL_TOKENS, decision.pull.tokens))
+    fields += _bill(decision)
+    return fields
+
+
+def _bill(decision: Decision) -> Fields:
+    """What the chosen option is made of, and what the others would have cost."""
+    if decision.price_list is None:
+        if decision.prices is None:
+            return []
+        at = next(at for at, one in enumerate(decision.candidates) if one.replica == decision.replica)
+        return [(_PRICE, float(decision.prices[at]))]
+    options = lines(
+        _worth_showing(decision), decision.prompt_tokens, decision.home, decision.price_list, decision.pulls
+    )
+    way = "pull" if decision.pull is not None else "local"
+    fields: Fields = []
+    for option in options:
+        if option.replica == decision.replica and option.way == way:
+            fields.append((_PRICE_MS, option.price_ms))
+            # Most terms are nothing most of the time.
+            fields += [(name, term) for field, name in _TERMS if (term := getattr(option, field))]
+    fields += (
+        (_BILL_REPLICAS, tuple(option.replica for option in options)),
+        (_BILL_WAYS, tuple(option.way for option in options)),
+        (_BILL_PRICES, tuple(option.price_ms for option in options)),
+    )
+    return fields
+
+
+def _worth_showing(decision: Decision) -> tuple[Candidate, ...]:
+    """The chosen candidate, the home, and the cheapest of all."""
+    candidates, prices = decision.candidates, decision.price_list
+    assert prices is not None
+    if len(candidates) <= _CHEAPEST:
+        return candidates
+    cheapest = nsmallest(
+        _CHEAPEST,
+        candidates,
+        key=lambda one: local_s(one, decision.prompt_tokens, prices, move=one.replica != decision.home),
+    )
+    kept = {one.replica for one in cheapest} | {decision.replica, decision.home or decision.replica}
+    return tuple(one for one in candidates if one.replica in kept)
+
+
+@lru_cache(maxsize=1024)
+def _place(url: str) -> tuple[str, int]:
+    parts = urlsplit(url)
+    return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+
+
+UrlOf = Callable[[ReplicaId], str | None]
+"""Where a replica is; `None` for one that has left."""

@@ -1,0 +1,89 @@
+import pytest
+
+from router.base.trace import Parent, Trace, parse_traceparent, sampled_flags, unsampled_lines
+
+TRACE = 0x4BF92F3577B34DA6A3CE929D0E0E4736
+SPAN = 0x00F067AA0BA902B7
+GOOD = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-"
+
+
+def make(**more: object) -> Trace:
+    return Trace(TRACE, 0x10, SPAN, 1, "a=1", True, b"tracestate: a=1\r\n", 0.0)._replace(**more)
+
+
+@pytest.mark.parametrize(
+    ("value", "flags"),
+    [
+        (GOOD + b"01", 1),
+        (GOOD + b"00", 0),
+        (b"  " + GOOD + b"03 ", 3),
+        # Flags that are not known say nothing.
+        (GOOD + b"fd", 1),
+        # A later version may go on; what is known of it counts.
+        (b"01" + GOOD[2:] + b"01", 1),
+        (b"cc" + GOOD[2:] + b"01-what-the-future-brings", 1),
+    ],
+)
+def test_a_context_is_read(value, flags):
+    assert parse_traceparent(value) == Parent(TRACE, SPAN, flags)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        b"00",
+        GOOD,
+        GOOD.upper() + b"01",
+        GOOD + b"1",
+        GOOD + b"001",
+        # Version 00 ends here.
+        GOOD + b"01-",
+        GOOD + b"01-more",
+        b"ff" + GOOD[2:] + b"01",
+        b"01" + GOOD[2:] + b"01more",
+        b"00-" + b"0" * 32 + b"-00f067aa0ba902b7-01",
+        b"00-4bf92f3577b34da6a3ce929d0e0e4736-" + b"0" * 16 + b"-01",
+        # Two headers, joined.
+        GOOD + b"01," + GOOD + b"01",
+        b"00-4bf92f3577b34da6a3ce929d0e0e473-600f067aa0ba902b7-01",
+        "00-４bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".encode(),
+    ],
+)
+def test_a_context_that_is_none_says_nothing(value):
+    assert parse_traceparent(value) is None
+
+
+def test_only_the_flag_says_whether_a_parent_is_recorded():
+    assert Parent(1, 2, 1).sampled
+    assert Parent(1, 2, 3).sampled
+    assert not Parent(1, 2, 2).sampled
+
+
+def test_each_attempt_has_an_id_of_its_own_that_its_replica_gets():
+    trace = make()
+    ids = [trace.span_id, trace.wait_id(), trace.attempt_id(0), trace.attempt_id(1)]
+    assert ids == [0x10, 0x11, 0x12, 0x13]
+    assert trace.lines(1) == (
+        b"traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000013-01\r\ntracestate: a=1\r\n"
+    )
+
+
+def test_what_is_written_is_read_again():
+    line = make(flags=3, told=b"").lines(0)
+    name, _, value = line.partition(b": ")
+    assert (name, value[-2:]) == (b"traceparent", b"\r\n")
+    assert parse_traceparent(value) == Parent(TRACE, 0x12, 3)
+
+
+def test_a_turn_that_is_not_recorded_tells_the_same_of_each_attempt():
+    told = unsampled_lines(TRACE, SPAN, b"tracestate: a=1\r\n")
+    assert told == b"traceparent: " + GOOD + b"00\r\ntracestate: a=1\r\n"
+    trace = make(sampled=False, told=told)
+    assert trace.lines(0) == trace.lines(1) == told
+
+
+def test_a_clients_trace_id_keeps_its_mark_of_being_random():
+    assert sampled_flags(None) == 1
+    assert sampled_flags(Parent(1, 1, 0)) == 1
+    assert sampled_flags(Parent(1, 1, 2)) == 3
