@@ -15,7 +15,7 @@ from typing import Final, NoReturn
 import orjson
 
 from loadtest.bench import debian, machine, report
-from loadtest.bench.contenders import YARDSTICK, Places, contenders
+from loadtest.bench.contenders import OURS, TRACED, YARDSTICK, Places, contenders
 from loadtest.bench.errors import BenchError
 from loadtest.bench.figures import summarise
 from loadtest.bench.loads import LOADS
@@ -66,6 +66,7 @@ def _measured(arguments: argparse.Namespace) -> report.Run:
         samples = list(bench.rounds(rounds))
     # By load, then as the contenders are listed, whatever order the rounds had.
     names = [entrant.contender.name for entrant in entrants]
+    yardstick = OURS if TRACED in names and YARDSTICK not in names else YARDSTICK
     places_of = {load.name: place for place, load in enumerate(loads)}
     samples.sort(key=lambda sample: (places_of[sample.load], names.index(sample.proxy), sample.round))
     return report.Run(
@@ -74,18 +75,19 @@ def _measured(arguments: argparse.Namespace) -> report.Run:
         versions=_versions(entrants),
         setups={entrant.contender.name: entrant.contender.setup for entrant in entrants},
         absent=absent,
-        ours=next((entrant.contender.name for entrant in entrants if entrant.contender.ours), ""),
-        yardstick=YARDSTICK,
+        # Ours beside itself is held to no limit.
+        ours=OURS if OURS in names and yardstick != OURS else "",
+        yardstick=yardstick,
         rounds=rounds,
         loads=loads,
-        figures=summarise(samples, YARDSTICK),
+        figures=summarise(samples, yardstick),
         samples=samples,
     )
 
 
 def _entrants(only: Sequence[str], places: Places, *, unpack: bool) -> tuple[list[Entrant], dict[str, str]]:
     """Those that are found, and for each other why it is left out."""
-    wanted = [one for one in contenders().values() if not only or one.name in only]
+    wanted = [one for one in contenders().values() if (one.name in only if only else not one.on_request)]
     missing = [one for one in wanted if one.debian and one.find(places) is None]
     if missing and unpack:
         names = [one.name for one in missing]

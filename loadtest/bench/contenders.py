@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -20,6 +20,9 @@ BY_SESSION: Final = "hdr(X-Session-ID)"
 
 YARDSTICK: Final = "vllm-router"
 """The contender that the others are compared with."""
+
+OURS: Final = "homing"
+TRACED: Final = "homing-traced"
 
 
 class Places(NamedTuple):
@@ -62,6 +65,8 @@ class Contender:
     missing: str
     """What to do where it is not found."""
     ours: bool = False
+    on_request: bool = False
+    """Whether it runs only where it is named."""
     debian: bool = False
     """Whether Debian's package of the same name brings it."""
 
@@ -78,13 +83,41 @@ def _homing() -> Contender:
         ]
 
     return Contender(
-        name="homing",
+        name=OURS,
         setup="defaults: policy `home`, index, session table, probing and scraping each second, metrics",
         find=lambda _: _beside(Path(sys.executable).parent, "homing"),
         version=_own_version,
         arguments=arguments,
         missing="install this project: make bench",
         ours=True,
+    )
+
+
+def _homing_traced() -> Contender:
+    def arguments(setting: Setting) -> list[str]:
+        path = setting.folder / "traced.yaml"
+        path.write_text(traced_configuration(setting.port, setting.spare_port, setting.urls))
+        return [str(setting.program), "serve", "-c", str(path), "--log-level", "warning"]
+
+    return replace(
+        _homing(),
+        name=TRACED,
+        setup="as `homing`, with one turn in ten traced, to a collector beside the replicas",
+        arguments=arguments,
+        on_request=True,
+    )
+
+
+def traced_configuration(port: int, admin_port: int, urls: Sequence[str]) -> str:
+    """A config file that says what the flags of `homing` say, and where spans go."""
+    collector = urls[0].replace("127.0.0.1", "localhost")
+    replicas = "".join(f'  - {{name: r{number}, url: "{url}"}}\n' for number, url in enumerate(urls))
+    return (
+        "version: 1\n"
+        f"listen: 127.0.0.1:{port}\n"
+        f"admin: {{listen: 127.0.0.1:{admin_port}}}\n"
+        f'telemetry: {{otlp: "{collector}", trace_sample: 0.1}}\n'
+        f"replicas:\n{replicas}"
     )
 
 
@@ -263,7 +296,8 @@ def nginx_configuration(
 
 def contenders() -> Mapping[str, Contender]:
     """All, by name, ours first."""
-    return {one.name: one for one in (_homing(), _vllm_router(), _sglang_router(), _haproxy(), _nginx())}
+    made = (_homing(), _homing_traced(), _vllm_router(), _sglang_router(), _haproxy(), _nginx())
+    return {one.name: one for one in made}
 
 
 def _beside(folder: Path, name: str) -> Found | None:

@@ -33,6 +33,8 @@ class Replica:
             b"/metrics": answers.plain(
                 b"200 OK", b"text/plain; version=0.0.4; charset=utf-8", answers.metrics_page()
             ),
+            # A collector of traces takes them all, and says nothing.
+            b"/v1/traces": answers.plain(b"200 OK", b"application/x-protobuf", b""),
             b"/v1/models": answers.plain(
                 b"200 OK",
                 b"application/json",

@@ -6,6 +6,7 @@ schema.
 
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
+from functools import lru_cache
 from struct import Struct
 from typing import Final
 
@@ -43,6 +44,9 @@ _ARRAY: Final = b"\x2a"
 # That it is known whether the parent is another process's, and that it is.
 _REMOTE_KNOWN: Final = 0x100
 _REMOTE: Final = 0x200
+
+_KEPT_CHARS: Final = 128
+_MOST_KEPT: Final = 4096
 
 _SHORT: Final = tuple(bytes((number,)) for number in range(0x80))
 
@@ -89,7 +93,10 @@ def span(
     parts.append(_text(_SPAN_NAME, name))
     parts += (_SPAN_KIND, _SHORT[kind], _TIMES(_SPAN_START, start_ns, _SPAN_END, end_ns))
     for name_bytes, value in attributes:
-        parts.append(_field(_SPAN_ATTRIBUTE, name_bytes + _field(_SECOND, _value(value))))
+        if type(value) is str and len(value) <= _KEPT_CHARS:
+            parts.append(_kept(name_bytes, value))
+        else:
+            parts.append(_field(_SPAN_ATTRIBUTE, name_bytes + _field(_SECOND, _value(value))))
     if failed:
         parts.append(_SPAN_ERROR)
     remote = _REMOTE if remote_parent and parent_id else 0
@@ -122,6 +129,12 @@ def rejected_spans(answer: bytes) -> int:
     partial = _find(answer, 1, _LENGTH)
     rejected = _find(partial, 1, _NUMBER) if isinstance(partial, bytes) else None
     return rejected if isinstance(rejected, int) and rejected < 1 << 63 else 0
+
+
+@lru_cache(maxsize=_MOST_KEPT)
+def _kept(name: bytes, value: str) -> bytes:
+    """An attribute, encoded once for all spans that have it: most texts are one of few."""
+    return _field(_SPAN_ATTRIBUTE, name + _field(_SECOND, _text(_FIRST, value)))
 
 
 def _field(tag: bytes, content: bytes) -> bytes:
