@@ -75,7 +75,7 @@ async def run_demo(*, keep: bool, stop_event: Callable[[], asyncio.Event]) -> in
         router = await stack.enter_async_context(_running_router(replicas, secret, choices))
         data = f"http://127.0.0.1:{router.dataplane.port}"
         admin = f"http://127.0.0.1:{router.admin.port}"
-        print(f"{_REPLICAS} simulated vLLM replicas ({_MODEL}); router {data}; admin {admin}")
+        print(f"{_REPLICAS} simulated vLLM replicas ({_MODEL}); router {data}; dashboard {admin}/")
         print(
             f"{_SESSIONS} agent sessions of {_TURNS} turns, all at once; after turn {_DRAIN_AFTER} one"
             f" replica is drained, after turn {_KILL_AFTER} another is killed\n",
@@ -99,7 +99,9 @@ async def run_demo(*, keep: bool, stop_event: Callable[[], asyncio.Event]) -> in
         if keep and not stop.is_set():
             await replicas[int(victim.removeprefix("r"))].restart()
             print(f"\nstill running: base URL {data}/v1, model {_MODEL}; {victim} is back; Ctrl-C stops it")
-            print(f"admin {admin}; its token for writes: {router.admin.token}", flush=True)
+            print(
+                f"dashboard {admin}/; its token for what changes anything: {router.admin.token}", flush=True
+            )
             await stop.wait()
     return 0
 

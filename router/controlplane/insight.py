@@ -68,7 +68,7 @@ class Insight:
         """Serve them."""
         routes.add_get("/api/history", self._history)
         routes.add_get("/api/sessions", self._sessions)
-        routes.add_get("/api/sessions/{key}", self._session)
+        routes.add_get("/api/sessions/{key:[^/]+}", self._session)
         routes.add_get("/api/decisions", self._decisions)
         routes.add_get("/api/decisions/{id}", self._decision)
         routes.add_get("/api/held", self._held)

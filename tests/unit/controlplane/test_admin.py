@@ -304,13 +304,14 @@ async def test_draining_is_on_unless_told_otherwise() -> None:
     assert fleet.drained == [("a", True), ("a", True), ("a", False)]
 
 
-async def test_a_replica_name_may_need_escaping_in_the_path() -> None:
-    fleet = Fleet(statuses=[replica(ReplicaId("pod a/1"))])
+@pytest.mark.parametrize(("name", "path"), [("pod a/1", "pod%20a%2F1"), ("{a}<b>", "%7Ba%7D%3Cb%3E")])
+async def test_a_replica_name_may_need_escaping_in_the_path(name: str, path: str) -> None:
+    fleet = Fleet(statuses=[replica(ReplicaId(name))])
     async with admin(fleet) as client:
-        url = client.url + "/api/replicas/pod%20a%2F1/drain"
+        url = client.url + f"/api/replicas/{path}/drain"
         async with client.http.post(aiohttp.client.URL(url, encoded=True), headers=TOKEN) as answer:
             assert answer.status == 200
-    assert fleet.drained == [("pod a/1", True)]
+    assert fleet.drained == [(name, True)]
 
 
 async def test_draining_an_unknown_replica_names_the_nearest() -> None:
