@@ -175,7 +175,10 @@ async def _watch(one: Running, crowd: Crowd, seconds: float) -> list[Look]:
 async def _look(one: Running, at_s: float) -> Look:
     one.program.check()
     pid = one.program.pid
-    tasks = sum(value for name, value in await _gauges(one.setting.spare_port) if name == "homing_tasks")
+    gauges = await _gauges(one.setting.spare_port)
+    if missing := {*_COUNTS, "homing_tasks"} - {name for name, _ in gauges}:
+        raise BenchError(f"this router does not tell {', '.join(sorted(missing))}: is it of this tree?")
+    tasks = sum(value for name, value in gauges if name == "homing_tasks")
     return Look(at_s, rss(pid), len(os.listdir(f"/proc/{pid}/fd")), int(tasks))  # noqa: PTH208 - a count
 
 
