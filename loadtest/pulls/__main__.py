@@ -41,6 +41,7 @@ class Outcome:
 
     mean_s: float
     pulls: int
+    pulled_tokens: int
 
 
 def play(name: str, trace: Trace, plan: Plan, seed: int, gbps: float) -> Outcome:
@@ -62,7 +63,7 @@ def play(name: str, trace: Trace, plan: Plan, seed: int, gbps: float) -> Outcome
     asked = [
         seconds for seconds, at in zip(measured.ttft_s, measured.asked_s, strict=True) if begins <= at < ends
     ]
-    return Outcome(mean(asked) if asked else 0.0, measured.pulled)
+    return Outcome(mean(asked) if asked else 0.0, measured.pulled, measured.pulled_tokens)
 
 
 def curve(names: list[str], trace: Trace, seeds: int, bandwidths: list[float]) -> str:

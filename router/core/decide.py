@@ -7,6 +7,7 @@ cannot reach anything that changes, so the same view, turn and random source giv
 from collections.abc import Mapping
 from enum import StrEnum
 from random import Random
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from router.base.ids import ReplicaId
@@ -110,6 +111,18 @@ class Source(NamedTuple):
     """That a pull from it brings what it was sent for, 0 … 1."""
 
 
+class Flight(NamedTuple):
+    """KV of this prompt on its way to a replica, for a turn that was sent there before."""
+
+    source: ReplicaId
+    cached_tokens: int
+    """Leading prompt tokens that will lie there when it has come."""
+    seconds: float
+    """Until then, as expected."""
+    chance: float
+    """That it comes."""
+
+
 class Pulls(NamedTuple):
     """What there is to know of pulling this prompt's KV."""
 
@@ -125,6 +138,9 @@ class Pulls(NamedTuple):
     """The same for two replicas of which nothing is known."""
     token_bytes: float
     """KV bytes of a token."""
+    flights: Mapping[ReplicaId, Flight] = MappingProxyType({})
+    """What of this prompt is on its way to a replica already: who asks for it there, too, waits for the same
+    bytes."""
 
 
 class FleetView(NamedTuple):

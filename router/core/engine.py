@@ -18,6 +18,7 @@ from router.core.decide import (
     Choice,
     Decision,
     FleetView,
+    Flight,
     Kind,
     Pulls,
     make_candidate,
@@ -139,6 +140,8 @@ class Engine:
         """Replicas whose KV events are followed."""
         self._agents: tuple[Member, ...] = ()
         """Those that have a KV agent; none where nothing is pulled."""
+        self._flying: dict[Ticket, None] = {}
+        """Turns that were sent with a pull and have no first token yet."""
         self._targets: frozenset[ReplicaId] = frozenset()
         self._ready: dict[str, list[Member]] = {}
         self._rings: dict[int, Ring] = {}
@@ -229,9 +232,10 @@ class Engine:
             self._models.move_to_end(name)
         self._served[plan] += 1
         ticket = Ticket(self, turn, decision, member, model, depth)
-        if decision.pull is not None and self._pullbook is not None:
+        if decision.pull is not None and not decision.pull.rides and self._pullbook is not None:
             ticket.pull_sharing = self._pullbook.begin(decision.pull.source, decision.replica, now)
             member.arriving_tokens += decision.pull.tokens
+            self._flying[ticket] = None
         missing = ticket.missing
         member.take(ticket, decision.prompt_tokens, ticket.kv_tokens, missing, now)
         if missing and not turn.stream:
@@ -309,9 +313,14 @@ class Engine:
             for member in self._answering
         )
 
-    def may_pull(self, source: ReplicaId, now: float) -> bool:
-        """Whether one more pull from there may begin."""
-        return self._pullbook is not None and self._pullbook.allows(source, now)
+    def may_pull(self, decision: Decision, now: float) -> bool:
+        """Whether the pull that it was made with may begin, or what it waits for is still on its way."""
+        pull = decision.pull
+        if pull is None or self._pullbook is None:
+            return False
+        if pull.rides:
+            return any(ticket.decision.replica == decision.replica for ticket in self._flying)
+        return self._pullbook.allows(pull.source, now)
 
     def tell_waited(self, turn: Turn, waited_s: float, end: WaitEnd) -> None:
         """A turn waits no longer."""
@@ -752,7 +761,25 @@ class Engine:
             for pool in holdings.pools:
                 if told := holdings.tokens(pool, turn.session):
                     held.append((pool, min(told, session.resident_tokens)))
-        return self._pullbook.view(held, self._targets, now) if held else None
+        # While nobody knows what a path carries, one turn finds out, and no other waits for it.
+        flights = self._flights(turn, ends, ratio, now) if self._flying and self._pullbook.has_learned else {}
+        return self._pullbook.view(held, self._targets, now, flights) if held or flights else None
+
+    def _flights(self, turn: Turn, ends: Sequence[int], ratio: float, now: float) -> dict[ReplicaId, Flight]:
+        """What of a prompt is on its way to whom, for turns that were sent there with a pull."""
+        flights: dict[ReplicaId, Flight] = {}
+        for ticket in self._flying:
+            decision, pull = ticket.decision, ticket.decision.pull
+            depth = shared_depth(turn.chain.hashes, ticket.turn.chain.hashes)
+            if not depth or pull is None or not ticket.of_this_life:
+                continue
+            tokens = min(int(ends[depth - 1] * ratio), decision.cached_tokens)
+            before = flights.get(decision.replica)
+            if before is None or before.cached_tokens < tokens:
+                # What is late may be late for as long again.
+                seconds = abs(decision.at + pull.seconds - now)
+                flights[decision.replica] = Flight(pull.source, tokens, seconds, pull.chance)
+        return flights
 
     def _goes_on(self, turn: Turn, session: Session) -> bool:
         """Whether the response that the turn refers to is the answer to the session's last turn."""
@@ -800,6 +827,7 @@ class Engine:
         """The ticket's replica has begun to answer it. For the ticket to call."""
         turn, member = ticket.turn, ticket.member
         self._pull_over(ticket, None, now)
+        self._flying.pop(ticket, None)
         hashes, ends, _, _ = turn.chain
         # A turn without a prompt leaves nothing behind that a session could have a home by.
         if not hashes or not turn.computes or not self._still_has(ticket):
@@ -835,6 +863,7 @@ class Engine:
             member.in_flight -= 1
             member.kv_tokens -= ticket.kv_tokens
         self._pull_over(ticket, None, now)
+        self._flying.pop(ticket, None)
         began = ticket.first_byte_at
         if began is not None and outcome is Outcome.COMPLETED and turn.stream and self._still_has(ticket):
             member.learned.holding.observe(now - began)
@@ -1537,6 +1566,18 @@ class Engine:
         self._observer = None
         if self._on_detach is not None:
             self._on_detach(error)
+
+
+def shared_depth(one: Sequence[int], other: Sequence[int]) -> int:
+    """With how many equal segments two chains begin. Each hash stands for all before it, too."""
+    least, most = 0, min(len(one), len(other))
+    while least < most:
+        middle = (least + most + 1) // 2
+        if one[middle - 1] == other[middle - 1]:
+            least = middle
+        else:
+            most = middle - 1
+    return least
 
 
 def _resident(session: SessionKey, members: Iterable[Member]) -> dict[ReplicaId, int]:

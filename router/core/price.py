@@ -26,6 +26,10 @@ from router.core.prices import Prices
 
 _MS: Final = 1000.0
 
+# A pull that is under way for another turn is waited for, instead of sending for all, where it brings so much
+# of what is to be had.
+_MOST_OF_IT: Final = 0.5
+
 # A pull is not tried unless so many times the blocks that it needs are free or can be had.
 _HEADROOM: Final = 1.5
 
@@ -62,6 +66,8 @@ class Pull(NamedTuple):
     """That it succeeds."""
     others_s: float = 0.0
     """What the other pulls on its path lose by it."""
+    rides: bool = False
+    """It waits for what is on its way for another turn, and sends for nothing."""
 
 
 def local_s(c: Candidate, prompt_tokens: int, prices: Prices, *, move: bool) -> float:
@@ -106,6 +112,10 @@ def offer(c: Candidate, prompt_tokens: int, prices: Prices, pulls: Pulls) -> Pul
     """The pull that brings most of what is missing at the candidate, if one may be tried."""
     if c.replica not in pulls.targets:
         return None
+    ride = _ride(c, prompt_tokens, prices, pulls)
+    if ride is not None:
+        # A second pull of the same would halve what the first one gets, and bring nothing more.
+        return ride
     best: Source | None = None
     for source in pulls.sources:
         if source.replica != c.replica and (best is None or _better(source, best)):
@@ -123,7 +133,10 @@ def offer(c: Candidate, prompt_tokens: int, prices: Prices, pulls: Pulls) -> Pul
     alone_s = pulls.token_bytes * byte_s
     token_s = alone_s * (1 + others)
     saved = prompt_tokens - c.cached_tokens
-    deadline_s = max(prices.pull_deadline_s, c.curve.work_s(saved, prompt_tokens))
+    deadline_s = prices.pull_deadline_s
+    if pulls.links:
+        # Before any path has shown what it carries, no turn is to wait for what a guess says.
+        deadline_s = max(deadline_s, c.curve.work_s(saved, prompt_tokens))
     # What does not come in time is computed.
     tokens = min(tokens, int((deadline_s - start_s) / token_s))
     if tokens < max(1, prices.pull_least_tokens):
@@ -136,6 +149,20 @@ def offer(c: Candidate, prompt_tokens: int, prices: Prices, pulls: Pulls) -> Pul
         best.chance,
         others * tokens * alone_s,
     )
+
+
+def _ride(c: Candidate, prompt_tokens: int, prices: Prices, pulls: Pulls) -> Pull | None:
+    """What comes to the candidate anyway, if it is worth waiting for and most of what could be had."""
+    flight = pulls.flights.get(c.replica)
+    if flight is None:
+        return None
+    most = max([min(source.cached_tokens, prompt_tokens - 1) for source in pulls.sources], default=0)
+    tokens = min(flight.cached_tokens, prompt_tokens - 1) - c.cached_tokens
+    if tokens < prices.pull_least_tokens or tokens < _MOST_OF_IT * (most - c.cached_tokens):
+        return None
+    saved_s = c.curve.work_s(prompt_tokens - c.cached_tokens, prompt_tokens)
+    deadline_s = max(prices.pull_deadline_s, saved_s)
+    return Pull(flight.source, tokens, flight.seconds, deadline_s, flight.chance, rides=True)
 
 
 def _better(source: Source, than: Source) -> bool:

@@ -21,4 +21,5 @@ class Prices:
     """Whether KV is pulled from other replicas at all."""
     pull_least_tokens: int = 512
     pull_deadline_s: float = 2.0
-    """What a pull may take in any case; one that saves more computing may take as long as it saves."""
+    """What a pull may take in any case; one that saves more computing may take as long as it saves, once some
+    path has shown what it carries."""

@@ -3,12 +3,12 @@
 The engine's. Knows no transport: it is told when a pull begins and how it ended, and answers with values.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from router.base.ids import ReplicaId
-from router.core.decide import Decision, Pulls, Source
+from router.core.decide import Decision, Flight, Pulls, Source
 from router.core.estimate.link import Link
 from router.core.estimate.pulls import Breaker, PullRecord
 from router.core.estimate.scale import Scale
@@ -22,6 +22,8 @@ _SEED_START_S: Final = 0.01
 _SEED_TOKEN_BYTES: Final = 163_840.0
 _LEAST_TOKEN_BYTES: Final = 16.0
 _MOST_TOKEN_BYTES: Final = 1e8
+
+_NONE: Final[Mapping[ReplicaId, Flight]] = MappingProxyType({})
 
 _BITS: Final = 8.0
 _GIGA: Final = 1e9
@@ -79,6 +81,11 @@ class PullBook:
             del self._records[gone]
         self._forget_links(lambda name: name not in there)
 
+    @property
+    def has_learned(self) -> bool:
+        """Whether some path has shown what it carries."""
+        return bool(self._known)
+
     def allows(self, source: ReplicaId, now: float) -> bool:
         """Whether one more pull from there may begin: it is within its budget, and its breaker is closed."""
         if self._outbound and not self._known:
@@ -90,18 +97,23 @@ class PullBook:
         return record is None or record.allows(now)
 
     def view(
-        self, held: Iterable[tuple[ReplicaId, int]], targets: frozenset[ReplicaId], now: float
+        self,
+        held: Iterable[tuple[ReplicaId, int]],
+        targets: frozenset[ReplicaId],
+        now: float,
+        flights: Mapping[ReplicaId, Flight] = _NONE,
     ) -> Pulls | None:
-        """What a turn may be told of pulls, of whose prompt `held` have so many tokens; `None` where there is
-        nobody to pull from."""
+        """What a turn may be told of pulls, of whose prompt `held` have so many tokens and `flights` are on
+        their way; `None` where there is nothing to pull."""
         sources = []
         for replica, tokens in held:
             if self.allows(replica, now):
                 chance = self._record(replica).chance
                 sources.append(Source(replica, tokens, self._outbound.get(replica, 0), chance))
-        if not sources:
+        if not sources and not flights:
             return None
-        return Pulls(tuple(sources), targets, self._inbound, self._known, self._seed, self._token_bytes.value)
+        token_bytes = self._token_bytes.value
+        return Pulls(tuple(sources), targets, self._inbound, self._known, self._seed, token_bytes, flights)
 
     def path(self, source: ReplicaId, target: ReplicaId) -> tuple[float, float]:
         """Seconds to begin and seconds a token from the first to the second, for one transfer alone."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Final, Protocol, TypeAlias
 
 from router.base.errors import ErrorKind, Refused
-from router.base.ids import ReplicaId
+from router.core.decide import Decision
 from router.core.member import Member
 from router.core.observe import WaitEnd
 from router.core.plan import QueueRules
@@ -45,7 +45,7 @@ class Desk(Protocol):
 
     def has_idle(self) -> bool: ...
 
-    def may_pull(self, source: ReplicaId, now: float) -> bool: ...
+    def may_pull(self, decision: Decision, now: float) -> bool: ...
 
     def tell_waited(self, turn: Turn, waited_s: float, end: WaitEnd) -> None: ...
 
@@ -150,8 +150,8 @@ class Waiting:
             sent = False
             while (following := queue.first(member, now)) is not None:
                 held = following
-                pull = held.chosen[0].pull
-                if pull is not None and not self._desk.may_pull(pull.source, now):
+                decision = held.chosen[0]
+                if decision.pull is not None and not self._desk.may_pull(decision, now):
                     # Others that were priced with it have used what its source may give.
                     if self._repriced >= _REPRICED_MOST:
                         self._again_at = now

@@ -89,6 +89,22 @@ class _Replica:
         self.started_at = 0.0
 
 
+class _Pull:
+    """A pull under way."""
+
+    __slots__ = ("blocks", "hashes", "replica", "riders", "running")
+
+    def __init__(self, replica: _Replica, running: _Running, hashes: Sequence[int], blocks: int) -> None:
+        self.replica = replica
+        """Where it goes."""
+        self.running = running
+        self.hashes = hashes
+        self.blocks = blocks
+        """How many leading ones will then lie there."""
+        self.riders: list[tuple[str, int]] = []
+        """Jobs that wait for the same blocks, and for how many of them."""
+
+
 class FleetReplay:
     """A fleet of equal replicas behind one policy. Runs once."""
 
@@ -117,8 +133,8 @@ class FleetReplay:
         self._network = Network(pull_gbps) if pull_gbps else None
         self._network_at: float | None = None
         """When its next transfer ends; other times are out of date."""
-        self._pulls: dict[str, tuple[_Replica, _Running]] = {}
-        """Turns whose pull is under way, by the name of their job."""
+        self._pulls: dict[str, _Pull] = {}
+        """Those under way, by the name of the job that each is for."""
         self._model = settings.model
         self._capacity = settings.usable_blocks * settings.block_size
         self._host_capacity = settings.host_kv_blocks * settings.block_size
@@ -293,25 +309,38 @@ class FleetReplay:
     def _begin_pull(
         self, name: str, replica: _Replica, running: _Running, hashes: Sequence[int], now: float
     ) -> int:
-        """Begin the pull that a decision asks for. Returns how many leading blocks will then lie here."""
+        """Begin the pull that a decision asks for: of all that its source has, until the deadline. Returns
+        how many leading blocks will then lie here, if all comes."""
         pull = running.ticket.decision.pull
         if pull is None or self._network is None:
             return 0
         block = self._settings.block_size
         source = self._replicas[pull.source]
-        limit = (running.ticket.decision.chosen.cached_tokens + pull.tokens) // block
+        limit = (running.player.step.prompt_tokens - 1) // block
         there, here = source.model.cache.match(hashes, limit), replica.model.cache.match(hashes, limit)
         blocks = there.device + there.host
         wanted = blocks - here.device - here.host
         if wanted <= 0:
-            self._engine.pulled(running.ticket, Pulled(0, 0, 0.0, blocks >= limit), now)
+            self._engine.pulled(running.ticket, Pulled(0, 0, 0.0, here.device + here.host > 0), now)
             return 0
-        self._pulls[name] = replica, running
+        leader = self._flight_with(replica, hashes, blocks)
+        if leader is not None:
+            self._pulls[leader].riders.append((name, blocks))
+            return blocks
+        self._pulls[name] = _Pull(replica, running, hashes, blocks)
         self.measured.pulled += 1
         size = wanted * block * self._settings.kv_bytes_per_token
         self._network.start(name, source.id, replica.id, size, now, now + pull.deadline_s)
         self._set_network(now)
         return blocks
+
+    def _flight_with(self, replica: _Replica, hashes: Sequence[int], blocks: int) -> str | None:
+        """The pull under way to a replica that brings so many of these blocks, by the name of its job: an
+        agent sends for a block once."""
+        for name, pull in self._pulls.items():
+            if pull.replica is replica and blocks <= pull.blocks and pull.hashes[:blocks] == hashes[:blocks]:
+                return name
+        return None
 
     def _set_network(self, now: float) -> None:
         assert self._network is not None
@@ -327,19 +356,23 @@ class FleetReplay:
         """Take what pulls have brought by now."""
         block_bytes = self._settings.block_size * self._settings.kv_bytes_per_token
         for arrival in network.advance(now):
-            replica, running = self._pulls.pop(arrival.name)
+            flight = self._pulls.pop(arrival.name)
+            replica, running = flight.replica, flight.running
             pull = running.ticket.decision.pull
             assert pull is not None
             came = int(arrival.size / block_bytes + 1e-6)
             wanted = int(arrival.wanted / block_bytes + 1e-6)
             seconds = arrival.at - arrival.began
             tokens = came * self._settings.block_size
-            self._engine.pulled(
-                running.ticket, Pulled(tokens, int(arrival.size), seconds, came == wanted), now
-            )
+            # What was not expected in time, as the decision has it, is not missed.
+            complete = came == wanted or tokens + self._settings.block_size > pull.tokens
+            self._engine.pulled(running.ticket, Pulled(tokens, int(arrival.size), seconds, complete), now)
             self.measured.pulled_tokens += tokens
             if not replica.dead:
-                replica.model.arrived(arrival.name, wanted - came, now)
+                lacking = wanted - came
+                replica.model.arrived(arrival.name, lacking, now)
+                for rider, blocks in flight.riders:
+                    replica.model.arrived(rider, max(0, lacking - flight.blocks + blocks), now)
                 self._set_wake(replica, now)
         self._set_network(now)
 

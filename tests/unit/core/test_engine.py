@@ -4,11 +4,13 @@ from contextlib import suppress
 from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from router.base.errors import ErrorKind, Refused
 from router.base.ids import OPEN_TENANT, ReplicaId, SessionKey, TenantId
 from router.core.decide import Decision, Kind
-from router.core.engine import Engine
+from router.core.engine import Engine, shared_depth
 from router.core.fleet import ModelCard, ReplicaSpec, Report, Resident
 from router.core.hashing import hash64
 from router.core.holdings import AgentReport, Holdings
@@ -1048,8 +1050,9 @@ def test_a_full_replica_is_waited_for_as_long_as_turns_hold_their_kv() -> None:
 
 def pulling(*names: str) -> tuple[Engine, PullBook]:
     """An engine whose replicas all have KV agents."""
-    book = PullBook(PullRules(seed_gbps=800.0))
-    of = Engine([Plan(name="home", strategy=Priced())], rng=Random(1), pullbook=book)
+    rules = PullRules(seed_gbps=800.0)
+    book = PullBook(rules)
+    of = Engine([Plan(name="home", strategy=Priced(), pull=rules)], rng=Random(1), pullbook=book)
     of.set_replicas([ReplicaSpec(ReplicaId(n), f"http://{n}:1", kv_agent=f"{n}:7710") for n in names], 0.0)
     for name in names:
         of.probe_passed(ReplicaId(name), 0.0)
@@ -1077,6 +1080,58 @@ def test_a_session_whose_home_is_drained_is_sent_with_a_pull_that_is_counted_unt
     assert (view.sources[0].pulls, dict(view.inbound), len(view.links)) == (0, {}, 1)
     assert view.sources[0].chance > 0.95
     assert of.decide(turn("t"), 3.0).candidates[0].arriving_tokens == 0
+
+
+def test_turns_that_begin_alike_ride_on_one_pull_once_it_is_known_what_a_path_carries() -> None:
+    of, book = pulling("a", "b")
+    home = play(of, long("s", 320), 0.0, prompt=80_000).replica
+    of.drain(home, True)
+    fork = turn("t", *long("s", 320).chain.hashes, 7)
+    first = of.admit(long("s", 324), 1.0)
+    assert of.decide(fork, 1.1).pull is None, "one finds out what the path carries"
+    of.pulled(first, Pulled(80_000, 8_000_000_000, 0.5, complete=True), 1.5)
+    first.end(Outcome.CANCELLED, 1.5)
+    leader = of.admit(long("s", 324), 2.0)
+    assert leader.decision.pull is not None
+    rider = of.admit(fork, 2.1)
+    pull = rider.decision.pull
+    assert pull is not None
+    assert (pull.rides, pull.source) == (True, home)
+    assert pull.seconds == pytest.approx(leader.decision.pull.seconds - 0.1)
+    (target,) = of.decide(turn("u"), 2.1).candidates
+    assert target.arriving_tokens == leader.decision.pull.tokens
+    assert of.may_pull(rider.decision, 2.2)
+    leader.end(Outcome.CANCELLED, 2.3)
+    assert not of.may_pull(rider.decision, 2.3)
+    again = of.decide(fork, 2.4).pull
+    assert again is not None
+    assert not again.rides
+    rider.end(Outcome.CANCELLED, 2.4)
+    view = book.view([(home, 1)], frozenset(), 2.5)
+    assert view is not None
+    assert (view.sources[0].pulls, dict(view.inbound)) == (0, {})
+
+
+def test_a_pull_that_is_late_is_expected_to_be_late_for_as_long_again() -> None:
+    of, book = pulling("a", "b")
+    home = play(of, long("s", 320), 0.0, prompt=80_000).replica
+    book.end(home, home, book.begin(home, home, 0.0), Pulled(80_000, 8_000_000_000, 0.5, complete=True), 0.5)
+    of.drain(home, True)
+    leader = of.admit(long("s", 324), 1.0)
+    assert leader.decision.pull is not None
+    late = of.decide(
+        turn("t", *long("s", 320).chain.hashes, 7), 1.0 + leader.decision.pull.seconds + 0.2
+    ).pull
+    assert late is not None
+    assert (late.rides, late.seconds) == (True, pytest.approx(0.2))
+
+
+@given(st.lists(st.integers(0, 3), max_size=12), st.lists(st.integers(0, 3), max_size=12))
+def test_how_far_two_chains_agree(one: list[int], other: list[int]) -> None:
+    """Chained, as hashes are: each tells of all before it."""
+    chains = [[hash(tuple(each[: at + 1])) for at in range(len(each))] for each in (one, other)]
+    same = sum(1 for at in range(min(len(one), len(other))) if one[: at + 1] == other[: at + 1])
+    assert shared_depth(*chains) == same
 
 
 def test_a_pull_of_which_nobody_tells_is_over_with_its_turn() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.base.ids import ReplicaId
-from router.core.decide import Candidate, Pulls, Source
+from router.core.decide import Candidate, Flight, Pulls, Source
 from router.core.estimate.prefill import Curve
 from router.core.price import Pull, displaced_tokens, expected_s, lines, local_s, offer, pull_s
 from router.core.prices import Prices
@@ -189,9 +189,9 @@ class TestPulls:
         assert pull.source == C
 
     def test_are_as_long_as_arrives_in_the_time_that_computing_takes_or_the_deadline(self) -> None:
-        slow = pulls(links={}, seed=(0.0, 2e-9))
+        slow = pulls(links={(C, B): (0.0, 2e-9)}, seed=(0.0, 2e-9))
         # 5,000 tokens a second, computed in 0.4 s: the deadline of 2 s carries 10,000.
-        pull = offer(candidate(B), 40_000, Prices(), pulls(links={}, seed=(0.0, 2e-9)))
+        pull = offer(candidate(B), 40_000, Prices(), slow)
         assert pull is not None
         saving = CURVE.work_s(40_000, 40_000)
         assert saving > 2.0
@@ -200,6 +200,31 @@ class TestPulls:
         short = offer(candidate(B, cached_tokens=30_000), 40_000, Prices(), slow)
         assert short is not None
         assert (short.tokens, short.deadline_s) == (10_000 - 1, 2.0)
+
+    def test_take_no_longer_than_the_policy_says_before_a_path_has_shown_what_it_carries(self) -> None:
+        pull = offer(candidate(B), 40_000, Prices(), pulls(links={}, seed=(0.0, 2e-9)))
+        assert pull is not None
+        assert (pull.tokens, pull.deadline_s) == (10_000, 2.0)
+
+    def test_wait_for_what_is_on_its_way_for_another_turn_instead_of_sending_again(self) -> None:
+        coming = {B: Flight(C, 45_000, 0.3, 0.8)}
+        pull = offer(
+            candidate(B, cached_tokens=10_000), 80_000, PRICES, pulls(flights=coming, inbound={B: 1})
+        )
+        assert pull is not None
+        assert (pull.source, pull.tokens, pull.seconds, pull.rides) == (C, 35_000, 0.3, True)
+        assert (pull.chance, pull.others_s) == (0.8, 0.0)
+        # It is there as well where nobody may be asked for more.
+        assert offer(candidate(B), 80_000, PRICES, pulls(flights=coming, sources=())) is not None
+
+    @pytest.mark.parametrize(
+        ("lands", "cached"), [(20_000, 0), (45_000, 44_900)], ids=["less than half", "next to nothing"]
+    )
+    def test_send_for_their_own_where_what_is_on_its_way_is_little(self, lands: int, cached: int) -> None:
+        coming = {B: Flight(C, lands, 0.3, 0.8)}
+        pull = offer(candidate(B, cached_tokens=cached), 80_000, PRICES, pulls(flights=coming))
+        assert pull is not None
+        assert (pull.source, pull.rides) == (A, False)
 
     @pytest.mark.parametrize(
         "given",

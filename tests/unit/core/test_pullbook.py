@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.base.ids import ReplicaId
-from router.core.decide import Decision, Kind, Pulls
+from router.core.decide import Decision, Flight, Kind, Pulls
 from router.core.estimate.pulls import Breaker
 from router.core.holdings import AgentReport
 from router.core.plan import PullRules
@@ -72,6 +72,17 @@ def test_a_source_at_its_budget_is_none() -> None:
         book.begin(A, B, 0.0)
     assert book.view([(A, 5000)], ALL, 0.0) is None
     assert book.view([(A, 5000), (C, 10)], ALL, 0.0) is not None
+
+
+def test_what_is_on_its_way_is_told_of_where_no_source_is_left() -> None:
+    book = learned(PullRules(per_source=1))
+    book.begin(A, B, 0.0)
+    flights = {B: Flight(A, 5000, 1.0, 0.9)}
+    view = book.view([(A, 5000)], ALL, 0.0, flights)
+    assert view is not None
+    assert (view.sources, view.flights) == ((), flights)
+    assert book.has_learned
+    assert not PullBook(PullRules()).has_learned
 
 
 def test_a_path_is_learned_as_if_it_had_been_alone() -> None:

@@ -22,6 +22,14 @@ def test_at_a_hundred_gigabits_pulls_help_where_kv_lies_in_the_wrong_place(name:
     assert pulled.mean_s < 0.9 * without.mean_s
 
 
+@pytest.mark.parametrize("gbps", [24.0, 100.0])
+def test_what_a_fan_out_shares_is_sent_to_each_replica_once_at_most(gbps: float) -> None:
+    pulled = play("fan-out", NONE, build_plan(load_policy("home").value), 0, gbps)
+    assert pulled.pulls > 0
+    # The parent's prompt to each of the seven others, and what agents carry along that move later.
+    assert pulled.pulled_tokens < 7 * 100_032 + 40 * 4 * 1024
+
+
 def test_every_event_is_in_its_scenario() -> None:
     made = {name: make(NONE, 0) for name, make in SCENARIOS.items()}
     happens = {name: Counter(event.what for event in scenario.events) for name, scenario in made.items()}
