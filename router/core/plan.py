@@ -75,6 +75,8 @@ class QueueRules:
     leads_s: Mapping[str, float] = field(default_factory=dict)
     """Priorities that a client may ask for: by how many seconds longer such a turn counts as having waited,
     below 0 for less long."""
+    engine_priorities: bool = False
+    """Whether replicas order by priority as well, and are told it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from router.core.session import session_key
 from router.dataplane.dialects import MAX_RESPONSE_ID, Dialect, RequestReader, dialect_of
 from router.dataplane.head import Head
 from router.dataplane.outline import BodyOutline
-from router.dataplane.splice import EXTRA, RESERVED, rewrite
+from router.dataplane.splice import EXTRA, RESERVED, inserted, rewrite
 from router.settings.routes import RouteTable
 
 _RESPONSES: Final = "/v1/responses/"
@@ -37,6 +37,9 @@ _PARENT_AGENT: Final = b"x-claude-code-parent-agent-id"
 """All agents of one Claude Code session send its id. The first names the sub-agent that speaks, the second
 the one that started it, where that is a sub-agent too."""
 _LAST: Final = b"x-homing-session-end"
+
+# Whose requests vLLM reads a priority from.
+_PRIORITISED: Final = frozenset({Dialect.CHAT, Dialect.COMPLETIONS, Dialect.RESPONSES})
 _YES: Final = frozenset({b"true", b"1", b"yes"})
 
 
@@ -237,6 +240,14 @@ class Routing:
                 salt=self.label_of(tenant) or None,
                 include_usage=hide_usage,
             )
+            if wait is not None and wait.priority is not None and dialect in _PRIORITISED:
+                rules = plan.queue
+                lead_s = (
+                    rules.leads_s[wait.priority] if rules is not None and rules.engine_priorities else 0.0
+                )
+                if lead_s:
+                    # Engines serve the least first, and 0 is what all others have.
+                    body = inserted(body, b'"priority":%d' % -round(lead_s))
         lines = head.forward
         if session is not None:
             lines.append(_session_line(session))

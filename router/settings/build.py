@@ -40,6 +40,7 @@ def build_plan(policy: Policy) -> Plan:
             most=policy.queue.max,
             most_bytes=policy.queue.bytes,
             leads_s=policy.queue.priorities,
+            engine_priorities=policy.queue.engine_priorities,
             wait_s=policy.queue.wait,
         )
         if policy.queue.order == "least-missing"

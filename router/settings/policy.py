@@ -128,6 +128,8 @@ class Queue(Model):
     wait: Duration = _QUEUE.wait_s
     priorities: dict[Name, SignedDuration] = Field(default_factory=dict)
     """By how much longer than it did a turn of each priority counts as having waited; `-` for less."""
+    engine_priorities: bool = _QUEUE.engine_priorities
+    """Whether a turn's priority is passed on to its replica."""
 
 
 class Overload(Model):

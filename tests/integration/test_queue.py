@@ -237,6 +237,33 @@ async def test_a_priority_passes_and_an_unknown_one_is_refused() -> None:
         assert b"x-homing-priority" not in of.replica.requests[1].head.lower()
 
 
+async def test_a_priority_is_passed_on_to_engines_that_are_said_to_go_by_it() -> None:
+    async def sent(rules: QueueRules, *headers: str, path: str = "/v1/chat/completions") -> dict[str, object]:
+        async def answer(_request: Request, stream: Stream) -> None:
+            await stream.send_json({"choices": [], "usage": {"prompt_tokens": 1}})
+
+        plan = Plan(name="q", strategy=RingOnly(), queue=rules)
+        async with raw_replica(answer) as replica, data_plane([replica.url], plan=plan) as plane:
+            async with raw_client(plane.port) as client:
+                mine = {**chat("x"), "priority": -99}
+                assert (await client.exchange(post(mine, *headers, path=path))).status == 200
+            body = replica.requests[0].json()
+            assert isinstance(body, dict)
+            return body
+
+    leads = {"high": 120.0, "low": -120.0, "usual": 0.0}
+    told = QueueRules(leads_s=leads, engine_priorities=True)
+    assert (await sent(told, "X-Homing-Priority: high"))["priority"] == -120
+    assert (await sent(told, "X-Homing-Priority: low"))["priority"] == 120
+    for headers, path in (
+        ((), "/v1/chat/completions"),
+        (("X-Homing-Priority: usual",), "/v1/chat/completions"),
+        (("X-Homing-Priority: high",), "/v1/messages"),
+    ):
+        assert "priority" not in await sent(told, *headers, path=path)
+    assert "priority" not in await sent(QueueRules(leads_s=leads), "X-Homing-Priority: high")
+
+
 async def test_a_policy_without_a_queue_takes_no_notice_of_a_priority() -> None:
     gate = Gate()
     gate.open["a"].set()
