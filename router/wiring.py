@@ -74,9 +74,9 @@ _log = logging.getLogger(__name__)
 # before, so this is fixed, and public.
 _NO_SECRET: Final = b"homing: no secret is configured"
 
-# A probe that hangs must not hold up the start: a replica that has not answered by then gets its traffic
-# as soon as it does.
-_FIRST_ROUND_S: Final = 2.5
+# A probe that hangs must not hold up the start longer than it takes to be given up: a replica that has not
+# answered so long after `probe.timeout` gets its traffic as soon as it does.
+_FIRST_ROUND_MARGIN_S: Final = 0.5
 
 # Files that are open besides the connections of turns: ports, probes, the loop's own.
 _OWN_FILES: Final = 64
@@ -366,13 +366,14 @@ class Router:
 
     async def probe_once(self) -> tuple[ReplicaId, ...]:
         """Find all replicas and ask each once; returns those that have not answered in time."""
+        patience_s = self.config.probe.timeout + _FIRST_ROUND_MARGIN_S
         if not self._probing:
             self._probing = True
             self.discovery.set_sources(self._sources(self.reloader.settings))
-            await self.discovery.first_answers(_FIRST_ROUND_S)
+            await self.discovery.first_answers(patience_s)
             self.feeds.set_replicas(listed.spec for listed in self.discovery.fleet)
             self._listen_to_agents()
-        return await self._prober.first_round(_FIRST_ROUND_S)
+        return await self._prober.first_round(patience_s)
 
     async def start(self) -> None:
         """Look at the replicas, then listen. Raises `HomingError` where an address cannot be had."""

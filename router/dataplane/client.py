@@ -574,7 +574,10 @@ class ClientConnection:
         """Close once the client has taken what it was sent; the sweep sees to it that it takes it."""
         if self._transport is not None and not self._closing:
             self._begin_close()
-            self._transport.close()
+            # It may be closing already, at its client's farewell: closed once more, asyncio's TLS would come
+            # apart before the connection is lost.
+            if not self._transport.is_closing():
+                self._transport.close()
 
     def _begin_close(self) -> None:
         self._closing = True

@@ -317,6 +317,9 @@ class Api:
             case Kind.CUT | Kind.SLOW:
                 call.fault = fault
                 return None
+            case Kind.HOLD:
+                await self.faults.cleared()
+                return None
             case Kind.STATUS:
                 status = int(fault.amount)
                 answer = error_answer(

@@ -1,11 +1,12 @@
 """Faults on demand: what a test or an operator asks a simulated replica to do wrong.
 
 A fault is written `kind`, `kind:argument` or `kind:argument:argument`:
-`hang`, `close`, `garbage`, `die`, `refuse:SECONDS`, `cut:CHUNKS`, `slow:SECONDS`,
+`hang`, `hold`, `close`, `garbage`, `die`, `refuse:SECONDS`, `cut:CHUNKS`, `slow:SECONDS`,
 `status:CODE[:RETRY_AFTER]`.
 Seconds are real ones, whatever the time scale.
 """
 
+import asyncio
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, Self
@@ -20,6 +21,8 @@ class Kind(StrEnum):
     """Stop listening for a time and drop connections on which nothing is in flight."""
     HANG = "hang"
     """Read the request and never answer."""
+    HOLD = "hold"
+    """Read the request and answer it once the faults are cleared."""
     CLOSE = "close"
     """Close the connection before the head."""
     GARBAGE = "garbage"
@@ -85,6 +88,7 @@ class FaultPlan:
 
     def __init__(self) -> None:
         self._armed: list[Armed] = []
+        self._cleared = asyncio.Event()
 
     def arm(self, fault: Fault, *, count: int | None = None, path: str = "/") -> None:
         if count is not None and count < 1:
@@ -93,6 +97,12 @@ class FaultPlan:
 
     def clear(self) -> None:
         self._armed.clear()
+        cleared, self._cleared = self._cleared, asyncio.Event()
+        cleared.set()
+
+    async def cleared(self) -> None:
+        """Wait for the next `clear`."""
+        await self._cleared.wait()
 
     def take(self, path: str) -> Fault | None:
         """The fault for a request to `path`, used up by one."""

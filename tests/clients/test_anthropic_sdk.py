@@ -24,7 +24,7 @@ READ_FILE: Any = {
 async def sdk(running: Fleet, key: str = "unused", **options: Any) -> AsyncIterator[anthropic.AsyncAnthropic]:
     """The library as users make it, but for retries, which would hide what the router answers."""
     async with anthropic.AsyncAnthropic(
-        base_url=running.base_url, api_key=key, max_retries=0, timeout=20.0, **options
+        base_url=running.base_url, api_key=key, max_retries=0, timeout=60, **options
     ) as client:
         yield client
 
@@ -127,7 +127,7 @@ async def test_an_unknown_model_and_a_bad_request_raise_their_own_classes() -> N
 
 async def test_a_limit_raises_rate_limit_error_and_no_replica_raises_internal_server_error() -> None:
     async with fleet(1, policy={"overload": {"in_flight": 1}}) as running, sdk(running) as client:
-        running.replicas["r0"].fault("slow:0.2", count=1)
+        running.replicas["r0"].fault("hold", count=1)
         first = asyncio.ensure_future(
             client.messages.create(model=MODEL, max_tokens=8, messages=user("hello"))
         )
@@ -135,6 +135,7 @@ async def test_a_limit_raises_rate_limit_error_and_no_replica_raises_internal_se
         with pytest.raises(anthropic.RateLimitError) as limited:
             await client.messages.create(model=MODEL, max_tokens=8, messages=user("hello"))
         assert limited.value.type == "rate_limit_error"
+        running.replicas["r0"].clear_faults()
         await first
         await running.replicas["r0"].kill()
         with pytest.raises(anthropic.InternalServerError) as failed:
@@ -163,7 +164,9 @@ async def test_a_stream_that_breaks_raises_in_its_midst() -> None:
 async def test_a_stream_that_is_left_is_aborted_in_the_replica() -> None:
     slow = replace(QUICK, time_scale=1.0)
     async with fleet(1, settings=slow) as running, sdk(running) as client:
-        async with client.messages.stream(model=MODEL, max_tokens=2000, messages=user("hello")) as stream:
+        async with client.messages.stream(
+            model=MODEL, max_tokens=2000, messages=user("hello"), extra_body={"ignore_eos": True}
+        ) as stream:
             async for _ in stream.text_stream:
                 break
         replica = running.replicas["r0"]
@@ -174,7 +177,7 @@ async def test_a_stream_that_is_left_is_aborted_in_the_replica() -> None:
 
 async def test_the_same_from_the_synchronous_client() -> None:
     def ask(base_url: str) -> tuple[str, str]:
-        with anthropic.Anthropic(base_url=base_url, api_key="unused", max_retries=0, timeout=20.0) as client:
+        with anthropic.Anthropic(base_url=base_url, api_key="unused", max_retries=0, timeout=60) as client:
             asked: Any = {"model": MODEL, "max_tokens": 16, "messages": user("hello")}
             whole = client.messages.create(**asked)
             with client.messages.stream(**asked) as stream:

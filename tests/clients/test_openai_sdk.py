@@ -29,12 +29,15 @@ WEATHER: Any = {
     },
 }
 
+TO_THE_LIMIT = {"ignore_eos": True}
+"""As many tokens as `max_tokens` allows, whatever there is to say."""
+
 
 @asynccontextmanager
 async def sdk(running: Fleet, key: str = "unused", **options: Any) -> AsyncIterator[openai.AsyncOpenAI]:
     """The library as users make it, but for retries, which would hide what the router answers."""
     async with openai.AsyncOpenAI(
-        base_url=running.openai_url, api_key=key, max_retries=0, timeout=20.0, **options
+        base_url=running.openai_url, api_key=key, max_retries=0, timeout=60, **options
     ) as client:
         yield client
 
@@ -67,7 +70,7 @@ async def test_a_chat_has_text_usage_and_cached_tokens_on_its_second_turn() -> N
 
 async def test_the_same_chat_from_the_synchronous_client() -> None:
     def ask(base_url: str) -> tuple[str | None, str, int]:
-        with openai.OpenAI(base_url=base_url, api_key="unused", max_retries=0, timeout=20.0) as client:
+        with openai.OpenAI(base_url=base_url, api_key="unused", max_retries=0, timeout=60) as client:
             whole = client.chat.completions.create(model=MODEL, messages=user("hello"), max_tokens=8)
             pieces = client.chat.completions.create(
                 model=MODEL, messages=user("hello"), max_tokens=8, stream=True
@@ -318,12 +321,13 @@ async def test_a_rate_limit_of_a_replica_and_of_the_router_raise_rate_limit_erro
         with pytest.raises(openai.RateLimitError) as caught:
             await client.chat.completions.create(model=MODEL, messages=user("hello"))
         assert caught.value.response.headers["retry-after"] == "7"
-        running.replicas["r0"].fault("slow:0.2", count=1)
+        running.replicas["r0"].fault("hold", count=1)
         first = asyncio.ensure_future(client.chat.completions.create(model=MODEL, messages=user("hello")))
         await until(lambda: running.router.engine.in_flight() == 1)
         with pytest.raises(openai.RateLimitError, match="limit") as caught:
             await client.chat.completions.create(model=MODEL, messages=user("hello"))
         assert caught.value.response.headers["retry-after"] == "1"
+        running.replicas["r0"].clear_faults()
         assert (await first).choices
 
 
@@ -388,7 +392,7 @@ async def test_a_stream_that_is_left_in_its_midst_is_aborted_in_the_replica(how:
 
         async def read() -> None:
             stream = await client.chat.completions.create(
-                model=MODEL, messages=user("hello"), max_tokens=2000, stream=True
+                model=MODEL, messages=user("hello"), max_tokens=2000, stream=True, extra_body=TO_THE_LIMIT
             )
             async for _ in stream:
                 begun.set()
@@ -397,7 +401,7 @@ async def test_a_stream_that_is_left_in_its_midst_is_aborted_in_the_replica(how:
                     return
 
         reading = asyncio.ensure_future(read())
-        await asyncio.wait_for(begun.wait(), 10)
+        await asyncio.wait_for(begun.wait(), 60)
         if how == "cancel":
             reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
@@ -412,7 +416,9 @@ async def test_a_request_that_is_given_up_before_its_answer_is_aborted_in_the_re
     slow = replace(QUICK, time_scale=0.1)
     async with fleet(1, settings=slow) as running, sdk(running) as client:
         asking = asyncio.ensure_future(
-            client.chat.completions.create(model=MODEL, messages=user(words(2000)), max_tokens=2000)
+            client.chat.completions.create(
+                model=MODEL, messages=user(words(2000)), max_tokens=2000, extra_body=TO_THE_LIMIT
+            )
         )
         replica = running.replicas["r0"]
         await until(lambda: replica.in_flight == 1)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.fleet import MODEL, Fleet, fleet
+from support.fleet import LASTING, MODEL, Fleet, fleet
 from support.plane import until
 
 from router.base.ids import OPEN_TENANT
@@ -151,7 +151,7 @@ async def test_tenants_are_hashed_and_their_turns_told_apart(tmp_path: Path) -> 
 async def test_a_client_that_leaves_has_a_line_too(tmp_path: Path) -> None:
     path = tmp_path / "access.log"
     async with fleet(1, config=logging_to(path)) as running:
-        body = {"model": MODEL, "messages": [SYSTEM], "max_tokens": 2000, "min_tokens": 2000, "stream": True}
+        body = {"model": MODEL, "messages": [SYSTEM], **LASTING}
         async with running.client.stream("POST", "/v1/chat/completions", json=body) as answer:
             await anext(answer.aiter_raw())
         await until(lambda: running.router.engine.in_flight() == 0)

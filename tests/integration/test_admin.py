@@ -87,7 +87,9 @@ async def serving() -> AsyncIterator[Replica]:
 class Rig:
     """An assembled control plane and a client of its admin port."""
 
-    def __init__(self, http: aiohttp.ClientSession, replicas: dict[ReplicaId, Replica]) -> None:
+    def __init__(
+        self, http: aiohttp.ClientSession, replicas: dict[ReplicaId, Replica], timeout_s: float
+    ) -> None:
         self.http = http
         self.clock = SystemClock()
         self.counters = Counters()
@@ -100,7 +102,7 @@ class Rig:
         specs = [ReplicaSpec(name, replica.url) for name, replica in replicas.items()]
         self.engine.set_replicas(specs, self.clock.now())
         self.prober = Prober(
-            self.engine, self.clock, Random(1), timing=ProbeTiming(interval_s=0.01, timeout_s=0.1)
+            self.engine, self.clock, Random(1), timing=ProbeTiming(interval_s=0.01, timeout_s=timeout_s)
         )
         self.admin = AdminServer(
             self.engine,
@@ -123,7 +125,7 @@ class Rig:
             return answer.status, await answer.json()
 
     async def until_ready_is(self, status: int) -> dict[str, object]:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while True:
                 got, answer = await self.ask("GET", "/readyz")
                 if got == status:
@@ -131,11 +133,13 @@ class Rig:
 
 
 @asynccontextmanager
-async def rig(*names: ReplicaId) -> AsyncIterator[tuple[Rig, dict[ReplicaId, Replica]]]:
+async def rig(
+    *names: ReplicaId, timeout_s: float = 30.0
+) -> AsyncIterator[tuple[Rig, dict[ReplicaId, Replica]]]:
     async with AsyncExitStack() as stack:
         http = await stack.enter_async_context(aiohttp.ClientSession())
         replicas = {name: await stack.enter_async_context(serving()) for name in names}
-        built = Rig(http, replicas)
+        built = Rig(http, replicas, timeout_s)
         stack.push_async_callback(built.prober.close)
         stack.push_async_callback(built.admin.close)
         await built.admin.start("127.0.0.1", 0)
@@ -148,7 +152,7 @@ async def test_readiness_follows_the_replicas() -> None:
             503,
             {"ready": False, "reasons": ["a is starting: not probed yet"]},
         )
-        await built.prober.first_round(5.0)
+        await built.prober.first_round(60.0)
         assert await built.ask("GET", "/readyz") == (200, {"ready": True, "reasons": []})
         replicas[A].well = False
         answer = await built.until_ready_is(503)
@@ -161,7 +165,7 @@ async def test_readiness_follows_the_replicas() -> None:
 
 async def test_a_router_without_replicas_says_so() -> None:
     async with rig() as (built, _):
-        assert await built.prober.first_round(5.0) == ()
+        assert await built.prober.first_round(60.0) == ()
         assert await built.ask("GET", "/readyz") == (
             503,
             {"ready": False, "reasons": ["there are no replicas"]},
@@ -169,22 +173,22 @@ async def test_a_router_without_replicas_says_so() -> None:
 
 
 async def test_a_hung_replica_goes_down_while_the_other_stays_well() -> None:
-    async with rig(A, B) as (built, replicas):
-        await built.prober.first_round(5.0)
+    async with rig(A, B, timeout_s=1.0) as (built, replicas):
+        await built.prober.first_round(60.0)
         replicas[A].hang = True
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while True:
                 _, answer = await built.ask("GET", "/api/replicas")
                 hung, well = answer["replicas"]
                 assert well["health"] == "healthy"
                 if hung["health"] == "down":
                     break
-        assert hung["why"].endswith("/health did not answer within 0.1 s")
+        assert hung["why"].endswith("/health did not answer within 1 s")
 
 
 async def test_what_a_replica_reports_is_shown_and_exported() -> None:
     async with rig(A) as (built, _):
-        await built.prober.first_round(5.0)
+        await built.prober.first_round(60.0)
         _, answer = await built.ask("GET", "/api/replicas")
         (shown,) = answer["replicas"]
         assert shown["models"] == ["tiny"]
@@ -199,14 +203,14 @@ async def test_what_a_replica_reports_is_shown_and_exported() -> None:
 
 async def test_a_restart_is_noticed_by_the_start_time_and_leaves_the_replica_cold() -> None:
     async with rig(A) as (built, replicas):
-        await built.prober.first_round(5.0)
+        await built.prober.first_round(60.0)
         ticket = built.engine.admit(TURN, built.clock.now())
         ticket.first_byte(built.clock.now())
         ticket.end(Outcome.COMPLETED, built.clock.now(), Usage(100, 5, 0))
         _, answer = await built.ask("GET", "/api/replicas")
         assert answer["replicas"][0]["sessions"] == 1
         replicas[A].started = 2000.0
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while True:
                 _, answer = await built.ask("GET", "/api/replicas")
                 if answer["replicas"][0]["restarts"] == 1:
@@ -218,7 +222,7 @@ async def test_a_restart_is_noticed_by_the_start_time_and_leaves_the_replica_col
 
 async def test_a_turn_can_be_followed_from_its_decision_to_its_end_and_its_session_ended() -> None:
     async with rig(A) as (built, _):
-        await built.prober.first_round(5.0)
+        await built.prober.first_round(60.0)
         ticket = built.engine.admit(TURN, built.clock.now())
         ticket.first_byte(built.clock.now())
         ticket.end(Outcome.COMPLETED, built.clock.now(), Usage(100, 5, 64))
@@ -240,7 +244,7 @@ async def test_a_turn_can_be_followed_from_its_decision_to_its_end_and_its_sessi
 
 async def test_a_drained_replica_gets_no_turns_until_it_is_given_them_again() -> None:
     async with rig(A, B) as (built, _):
-        await built.prober.first_round(5.0)
+        await built.prober.first_round(60.0)
         headers = {"X-Homing-Token": TOKEN}
         assert (await built.ask("POST", "/api/replicas/a/drain", headers=headers))[0] == 200
         _, explained = await built.ask("POST", "/api/explain", json={"body": {}})
@@ -291,7 +295,7 @@ async def test_a_listener_that_is_not_loopback_opens_only_liveness_and_readiness
     async with rig(A) as (built, _):
         await built.admin.close()
         await built.admin.start("0.0.0.0", 0)
-        await built.prober.first_round(5.0)
+        await built.prober.first_round(60.0)
         for path in ("/livez", "/readyz"):
             assert (await built.ask("GET", path))[0] == 200
         for path in (

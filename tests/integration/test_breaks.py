@@ -4,7 +4,7 @@ import gc
 from typing import Any
 
 import pytest
-from support.fleet import MODEL, Fleet, fleet
+from support.fleet import LASTING, MODEL, Fleet, fleet
 
 from router.core.chain_watch import ChainWatch
 from router.dataplane.outline import BodyOutline
@@ -90,7 +90,7 @@ async def test_a_fault_in_watching_costs_no_turn(
 
 async def test_what_knows_the_text_is_gone_once_the_answer_has_begun() -> None:
     async with fleet(1) as running:
-        body = {"model": MODEL, "messages": HISTORY[:1], "stream": True, "max_tokens": 200}
+        body = {"model": MODEL, "messages": HISTORY[:1], **LASTING}
         async with running.client.stream("POST", "/v1/chat/completions", json=body) as answer:
             await anext(answer.aiter_raw())
             assert running.router.engine.in_flight() == 1

@@ -4,14 +4,11 @@ import asyncio
 
 import pytest
 import yaml
-from support.fleet import fleet, words
+from support.fleet import QUICK, fleet, words
 from support.kubernetes import api_server, endpoint
 from support.plane import until
 
 from router.simulator.server import SimulatedReplica
-from router.simulator.settings import ReplicaSettings
-
-QUICK = ReplicaSettings(time_scale=40.0)
 
 
 def listing(**urls: str) -> str:
@@ -20,16 +17,16 @@ def listing(**urls: str) -> str:
     )
 
 
-async def chat(running, session: str, tokens: int = 16):
+async def chat(running, session: str):
     return await running.chat(
         [{"role": "user", "content": words(50, session)}],
-        max_tokens=tokens,
+        max_tokens=16,
         headers={"x-session-id": session},
     )
 
 
 async def test_replicas_of_a_file_come_are_probed_and_leave_when_their_turns_have_ended():
-    async with SimulatedReplica(ReplicaSettings(time_scale=2.0)) as slow, SimulatedReplica(QUICK) as quick:
+    async with SimulatedReplica(QUICK) as slow, SimulatedReplica(QUICK) as quick:
         async with fleet(
             0,
             config={"discovery": {"file": "replicas.yaml"}},
@@ -37,14 +34,16 @@ async def test_replicas_of_a_file_come_are_probed_and_leave_when_their_turns_hav
             look_every_s=0.01,
         ) as running:
             assert (await chat(running, "s")).replica == "slow"
-            turn = asyncio.ensure_future(chat(running, "s", 150))
-            await until(lambda: slow.in_flight)
+            slow.fault("hold", count=1)
+            turn = asyncio.ensure_future(chat(running, "s"))
+            await until(lambda: running.router.engine.in_flight() == 1)
             (running.folder / "replicas.yaml").write_text(listing(quick=quick.url))
             await until(
                 lambda: running.status("slow").leaving and running.status("quick").health == "healthy"
             )
             assert (await chat(running, "s")).replica == "quick"
             assert not turn.done()
+            slow.clear_faults()
             answered = await turn
             assert (answered.replica, answered.response.status_code) == ("slow", 200)
             [source] = (await running.admin.get("/api/discovery")).json()["sources"]

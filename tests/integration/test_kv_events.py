@@ -43,9 +43,12 @@ def explained(session: str):
 async def follow(running, ports) -> None:
     following(running, ports)
     assert (await running.router.reloader.reload("SIGHUP")).faults == ()
-    await until(
-        lambda: all(s.live for s in running.router.feeds.status()) and running.router.feeds.status(), 10.0
-    )
+    await until(lambda: all(s.live for s in running.router.feeds.status()) and running.router.feeds.status())
+
+
+def all_heard(running) -> bool:
+    published = sum(replica._events._next for replica in running.replicas.values())
+    return sum(status.batches for status in running.router.feeds.status()) == published
 
 
 async def test_what_events_say_is_what_engines_deliver_over_evictions():
@@ -67,6 +70,7 @@ async def test_what_events_say_is_what_engines_deliver_over_evictions():
                 talks[session] = messages[:1]
             # Events are a moment behind; turns of one session are further apart than that.
             await asyncio.sleep(0.005)
+            await until(lambda: all_heard(running))
             decision = await running.decision()
             if answer.kind == "home" and len(messages) > 3:
                 off.append(abs(decision["predicted_cached_tokens"] - answer.cached))
@@ -84,7 +88,7 @@ async def test_two_routers_give_a_session_the_same_home_without_talking():
         other = Router(loaded, load_secrets(loaded, running.environ))
         await other.start()
         try:
-            await until(lambda: all(status.live for status in other.feeds.status()), 10.0)
+            await until(lambda: all(status.live for status in other.feeds.status()))
             # Not where this router would place it.
             owner = (await running.admin.post("/api/explain", json=explained("y"))).json()["replica"]
             other.engine.drain(owner, True)
@@ -94,7 +98,7 @@ async def test_two_routers_give_a_session_the_same_home_without_talking():
                 "messages": [{"role": "user", "content": words(300, "y")}],
             }
             async with AsyncClient(
-                base_url=f"http://127.0.0.1:{other.dataplane.port}", trust_env=False
+                base_url=f"http://127.0.0.1:{other.dataplane.port}", timeout=60, trust_env=False
             ) as client:
                 placed = await client.post("/v1/chat/completions", json=body, headers={"x-session-id": "y"})
             home = placed.headers["x-homing-replica"]
@@ -121,7 +125,7 @@ async def test_a_feed_that_dies_shows_and_nothing_else_happens():
         assert (await running.chat(messages)).response.status_code == 200
         events = running.replicas["r0"]._events
         await events.close()
-        await until(lambda: not running.router.feeds.status()[0].live, 10.0)
+        await until(lambda: not running.router.feeds.status()[0].live)
         answer = await running.chat(messages)
         assert (answer.kind, answer.cached > 250) == ("home", True)
         [feed] = (await running.admin.get("/api/kv-events")).json()["feeds"]

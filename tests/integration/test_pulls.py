@@ -204,7 +204,13 @@ async def test_a_turn_that_ends_on_a_draining_home_sends_its_kv_ahead() -> None:
         async with at.fleet.client.stream(
             "POST",
             "/v1/chat/completions",
-            json={"model": fleets.MODEL, "messages": long(session), "stream": True, "max_tokens": 1000},
+            json={
+                "model": fleets.MODEL,
+                "messages": long(session),
+                "stream": True,
+                "max_tokens": 1000,
+                "ignore_eos": True,
+            },
             headers=headers,
         ) as answer:
             assert answer.headers["x-homing-replica"] == "r0"

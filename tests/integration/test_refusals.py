@@ -3,7 +3,7 @@
 import asyncio
 
 from support.fleet import fleet
-from support.plane import data_plane, until
+from support.plane import data_plane, pass_time, until
 from support.raw import Request, Stream, chat, post, raw_client, raw_replica
 
 from router.base.errors import ErrorKind
@@ -73,7 +73,7 @@ async def test_the_first_byte_of_a_turn_that_moved_is_timed_from_its_first_attem
             self.seen.append(ended.ttft_s)
 
     async def late(_request: Request, stream: Stream) -> None:
-        await asyncio.sleep(0.2)
+        await pass_time(plane.now, 0.2)
         await stream.send_json({}, "500 Internal")
 
     async def well(_request: Request, stream: Stream) -> None:

@@ -53,7 +53,7 @@ async def test_what_the_api_shows_can_be_put_back_and_changes_nothing():
 async def test_a_policy_that_is_put_decides_for_the_turns_that_follow_and_nothing_fails():
     async with fleet(2, settings=ReplicaSettings(time_scale=1.0)) as running:
         streams = [asyncio.ensure_future(stream(running, f"s{number}")) for number in range(20)]
-        await until(lambda: running.router.engine.in_flight() >= 12, 10.0)
+        await until(lambda: running.router.engine.in_flight() >= 12)
         answer = await put(running, RING)
         assert answer.json()["outcome"] == "applied"
         assert "policies: home → mine" in answer.json()["changes"]

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.fleet import MODEL, QUICK, Answered, Fleet, fleet, words
+from support.fleet import LASTING, MODEL, QUICK, Answered, Fleet, fleet, words
 from support.plane import until
 
 from router.base.ids import TenantId
@@ -365,10 +365,10 @@ async def test_a_restarted_replica_is_cold_after_the_next_look_at_it() -> None:
         assert (last.kind, last.cached > 400) == ("home", True)
         assert running.status("r0").index_segments
         await running.replicas["r0"].restart()
-        await until(lambda: running.status("r0").restarts == 1, 3.0)
+        await until(lambda: running.status("r0").restarts == 1)
         status = running.status("r0")
         assert (status.index_segments, status.working_set_tokens, status.sessions) == (0, 0, 0)
-        await until(lambda: running.status("r0").health in ("healthy", "probation"), 5.0)
+        await until(lambda: running.status("r0").health in ("healthy", "probation"))
         answer = await running.chat([user(words(400, 1)), assistant("ok"), user("go on")], headers=headers)
         assert (answer.kind, answer.cached) == ("new", 0)
         assert (await running.decision())["predicted_cached_tokens"] == 0
@@ -400,7 +400,7 @@ async def test_a_router_with_no_replica_up_says_so_and_serves_once_one_is() -> N
         assert (ready.status_code, len(ready.json()["reasons"])) == (503, 2)
         assert (await running.client.get("/health")).status_code == 200
         await running.replicas["r1"].start()
-        await until(lambda: running.status("r1").health == "healthy", 3.0)
+        await until(lambda: running.status("r1").health == "healthy")
         assert (await running.chat([user("hello")])).replica == "r1"
         assert (await running.admin.get("/readyz")).status_code == 200
 
@@ -582,21 +582,20 @@ async def test_stopping_waits_for_running_answers_and_not_for_idle_clients() -> 
         async with running.client.stream("POST", "/v1/chat/completions", json=body) as response:
             lines = response.aiter_lines()
             await anext(lines)
-            loop = asyncio.get_running_loop()
-            began = loop.time()
+            began = running.router.clock.now()
             closing = asyncio.ensure_future(running.router.close(20.0))
             rest = [line async for line in lines if line]
             assert rest[-1] == "data: [DONE]"
         # The client keeps its connection for the next request, which nobody will answer.
         await closing
-        assert loop.time() - began < 2.0
+        assert running.router.clock.now() - began < 2.0
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
 async def test_stopping_tells_a_stream_that_outlasts_the_grace(path: str) -> None:
     slow = replace(QUICK, time_scale=1.0)
     async with fleet(1, settings=slow) as running:
-        body = {"model": MODEL, "messages": [user("hello")], "max_tokens": 2000, "stream": True}
+        body = {"model": MODEL, "messages": [user("hello")], **LASTING}
         async with running.client.stream("POST", path, json=body) as response:
             lines = response.aiter_lines()
             await anext(lines)
@@ -620,11 +619,11 @@ async def test_stopping_answers_a_turn_that_still_waits_when_the_grace_is_over()
 
 
 async def test_a_turn_leaves_a_replica_that_has_gone_silent_long_before_its_time_is_up() -> None:
-    async with fleet(2, config={"probe": {"interval": SOON, "timeout": SOON}}) as running:
+    async with fleet(2, config={"probe": {"interval": SOON, "timeout": "1s"}}) as running:
         first = await running.chat([user("hi")], headers={"X-Session-ID": "s"})
         silent = running.replicas[first.replica]
         silent.api.faults.arm(Fault(FaultKind.HANG))
-        answer = await asyncio.wait_for(running.chat([user("hi")], headers={"X-Session-ID": "s"}), 5.0)
+        answer = await running.chat([user("hi")], headers={"X-Session-ID": "s"})
         assert (answer.response.status_code, answer.kind) == (200, "failover")
         assert answer.replica != first.replica
         assert running.status(first.replica).health == "down"

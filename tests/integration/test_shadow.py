@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from support.fleet import MODEL, fleet
+from support.fleet import LASTING, MODEL, fleet
 
 from router.settings.load import load_policy
 
@@ -65,7 +65,7 @@ async def test_a_shadow_hears_of_drains_failures_and_departures() -> None:
         await running.admin.post(f"/api/replicas/{moved.replica}/drain", headers=token)
         back = await running.chat(messages, headers={"X-Session-ID": "one"})
         assert back.replica == first.replica
-        body = {"model": MODEL, "messages": messages, "max_tokens": 2000, "stream": True}
+        body = {"model": MODEL, "messages": messages, **LASTING}
         async with running.client.stream("POST", "/v1/chat/completions", json=body) as answer:
             await anext(answer.aiter_raw())
         shown = (await running.admin.get("/api/shadow")).json()

@@ -25,6 +25,7 @@ from router.simulator.api import Record
 from router.simulator.server import SimulatedReplica
 from router.simulator.settings import ReplicaSettings
 from router.wiring import Router
+from support.loop_clock import loop_clock
 from support.plane import until
 
 MODEL = "sim-model"
@@ -32,12 +33,18 @@ MODEL = "sim-model"
 QUICK = ReplicaSettings(time_scale=40.0)
 """A prompt of 4,000 tokens takes 12 ms, a reply of 50 tokens 25 ms."""
 
+LASTING: Mapping[str, Any] = {"max_tokens": 100_000, "ignore_eos": True, "stream": True}
+"""Asks for a reply that no test lasts to the end of: 50 s of a `QUICK` replica's."""
+
 _STAY = {"move": "1h"}
 # On a busy machine the replicas look slow, and leaving home for one that has less to do is then right. Tests
 # in which sessions are to leave by price say what leaving costs.
 
 NEVER = "1h"
 """Between two looks at a replica: no test lasts so long."""
+
+_PATIENT = "30s"
+# For a look at a replica: one that a busy machine is slow to answer is not down.
 
 
 @dataclass
@@ -192,6 +199,7 @@ async def fleet(
         router = Router(
             settings.loaded,
             settings.secrets,
+            clock=stack.enter_context(loop_clock()),
             rng=Random(5),
             environ=environ,
             read=read if reload else None,
@@ -219,7 +227,7 @@ async def fleet(
 
 def _client(port: int, **headers: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(
-        base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=20.0, trust_env=False
+        base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=60.0, trust_env=False
     )
 
 
@@ -264,7 +272,7 @@ def _write(
                 "admin": {"listen": "127.0.0.1:0"},
                 "policies": ["home.yaml"],
                 "replicas": listed,
-                "probe": {"interval": probe},
+                "probe": {"interval": probe, "timeout": _PATIENT},
                 **config,
             }
         )

@@ -2,11 +2,10 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from random import Random
 
-from router.base.clock import SystemClock
 from router.base.ids import ReplicaId
 from router.core.engine import Engine
 from router.core.fleet import ReplicaSpec
@@ -17,8 +16,12 @@ from router.dataplane.routing import Routing
 from router.dataplane.server import DataPlane, Spread, Tracer
 from router.settings.access import AccessKeys
 from router.settings.routes import RouteTable
+from support.loop_clock import loop_clock
 
 SECRET = b"a secret of the tests"
+
+_LOOK_S = 0.002
+"""Between two looks at a condition."""
 
 
 @asynccontextmanager
@@ -41,31 +44,31 @@ async def data_plane(
     `engine`, if given, has no replicas yet, and `plan` is its own.
     """
     plans = [plan or Plan(name="home", strategy=Priced())]
-    clock = SystemClock()
-    engine = engine or Engine(plans, rng=Random(3))
-    specs = [ReplicaSpec(ReplicaId(f"r{number}"), url) for number, url in enumerate(urls)]
-    engine.set_replicas(specs, clock.now())
-    for spec in specs:
-        engine.probe_passed(spec.id, clock.now())
-    plane = DataPlane(
-        engine,
-        Routing(plans, RouteTable(()), secret=SECRET),
-        clock=clock,
-        limits=limits or Limits(),
-        access=access,
-        tenant_header=tenant_header,
-        tls=tls,
-        traces=traces,
-        overhead=overhead,
-    )
-    contexts = {} if replica_tls is None else {spec.id: replica_tls for spec in specs}
-    plane.set_replicas(specs, api_keys or {}, contexts)
-    await plane.start("127.0.0.1", 0)
-    try:
-        yield plane
-        await settled(plane)
-    finally:
-        await plane.close()
+    with loop_clock() as clock:
+        engine = engine or Engine(plans, rng=Random(3))
+        specs = [ReplicaSpec(ReplicaId(f"r{number}"), url) for number, url in enumerate(urls)]
+        engine.set_replicas(specs, clock.now())
+        for spec in specs:
+            engine.probe_passed(spec.id, clock.now())
+        plane = DataPlane(
+            engine,
+            Routing(plans, RouteTable(()), secret=SECRET),
+            clock=clock,
+            limits=limits or Limits(),
+            access=access,
+            tenant_header=tenant_header,
+            tls=tls,
+            traces=traces,
+            overhead=overhead,
+        )
+        contexts = {} if replica_tls is None else {spec.id: replica_tls for spec in specs}
+        plane.set_replicas(specs, api_keys or {}, contexts)
+        await plane.start("127.0.0.1", 0)
+        try:
+            yield plane
+            await settled(plane)
+        finally:
+            await plane.close()
 
 
 async def settled(plane: DataPlane) -> None:
@@ -77,10 +80,22 @@ async def settled(plane: DataPlane) -> None:
     assert not plane._live_ids
 
 
+async def pass_time(now: Callable[[], float], seconds: float) -> None:
+    """Wait until a clock has moved on by so much."""
+    at = now() + seconds
+    await until(lambda: now() >= at, seconds + 30.0)
+
+
 async def until(true: object, seconds: float = 30.0) -> None:
-    """Wait until `true()` holds; fails after `seconds`."""
+    """Wait until `true()` holds; fails after `seconds` of the loop's own time.
+
+    A while in which the machine did something else counts as two looks, however long it was: so a short limit
+    says how soon something must come about, and not how fast the machine must be.
+    """
     assert callable(true)
-    deadline = asyncio.get_running_loop().time() + seconds
+    loop = asyncio.get_running_loop()
     while not true():
-        assert asyncio.get_running_loop().time() < deadline, "did not happen in time"
-        await asyncio.sleep(0.002)
+        assert seconds > 0.0, "did not happen in time"
+        looked = loop.time()
+        await asyncio.sleep(_LOOK_S)
+        seconds -= min(loop.time() - looked, 2 * _LOOK_S)

@@ -116,7 +116,7 @@ def test_explain_says_that_an_admin_port_is_not_there(folder, capsys):
 def test_a_busy_port_is_1_and_says_which_flag_to_change(flag, taken):
     addresses = {"--listen": "127.0.0.1:0", "--admin": "127.0.0.1:0", flag: f"127.0.0.1:{taken}"}
     process = start("serve", *[word for pair in addresses.items() for word in pair])
-    out, err = process.communicate(timeout=50)
+    out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (1, "")
     assert str(taken) in err
     assert "in use" in err
@@ -139,7 +139,7 @@ def test_serve_starts_with_its_replica_down_answers_503_and_stops_at_sigterm():
         assert match is not None, announced
         assert "r0 http://127.0.0.1:9: starting" in process.stdout.readline()
         assert process.stdout.readline().startswith("admin token for writes, made up for this run: ")
-        with httpx.Client(trust_env=False, timeout=10) as client:
+        with httpx.Client(trust_env=False, timeout=60) as client:
             refused = client.post(f"{match[1]}/v1/chat/completions", json=BODY)
             assert refused.status_code == 503
             assert "r0 is starting" in refused.json()["error"]["message"]
@@ -147,7 +147,7 @@ def test_serve_starts_with_its_replica_down_answers_503_and_stops_at_sigterm():
             assert client.get(f"{match[2]}/readyz").status_code == 503
     finally:
         process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=50)
+        _, err = process.communicate(timeout=120)
     assert process.returncode == 0
     assert "no API keys are configured" in err
     assert "homing: stopping" in err
@@ -162,7 +162,7 @@ def test_a_reader_that_has_seen_enough_is_no_error():
     assert process.stderr is not None
     err = process.stderr.read()
     process.stderr.close()
-    assert (process.wait(timeout=20), err) == (0, "")
+    assert (process.wait(timeout=120), err) == (0, "")
 
 
 @pytest.mark.parametrize(("command", "key"), [("kv-agent", "kv_agent"), ("kv-gateway", "kv_gateway")])
@@ -174,9 +174,9 @@ def test_kv_servers_say_where_they_are_and_stop_when_told(command, key, tmp_path
     (tmp_path / "secret").write_text("a fleet's secret\n")
     process = start(command, "-c", str(tmp_path / "kv.yaml"))
     said = re.fullmatch(r"KV \w+ a: 127\.0\.0\.1:\d+; metrics on port (\d+)\n", process.stdout.readline())
-    assert httpx.get(f"http://127.0.0.1:{said[1]}/livez").text == "alive\n"
+    assert httpx.get(f"http://127.0.0.1:{said[1]}/livez", timeout=60).text == "alive\n"
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=50)
+    _, errors = process.communicate(timeout=120)
     assert (process.returncode, errors) == (0, "")
     assert not (tmp_path / "kv.sock").exists()
 
@@ -187,7 +187,7 @@ def test_a_kv_server_whose_port_is_taken_says_so(tmp_path, taken):
     )
     (tmp_path / "secret").write_text("x\n")
     process = start("kv-gateway", "-c", str(tmp_path / "kv.yaml"))
-    _, errors = process.communicate(timeout=50)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 1
     assert errors == "homing: KV gateway a: 127.0.0.1: Address already in use\n"
 

@@ -57,7 +57,7 @@ def fresh(source: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-W", "error", "-c", source],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=200,
         check=False,
         cwd="/",
         env={**os.environ, "PYTHONPATH": str(TREE)},

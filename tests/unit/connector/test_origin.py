@@ -18,7 +18,7 @@ def import_connector(*path: Path) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-c", "import router.connector"],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=200,
         check=False,
         cwd="/",
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))},

@@ -59,8 +59,8 @@ async def test_a_socket_and_a_large_snapshot_are_handed_over_and_connections_go_
         await until(lambda: old.taken == 1)
         address = listening.getsockname()
         listening.close()
-        with socket.create_connection(address, timeout=2.0), mine:
-            mine.settimeout(2.0)
+        with socket.create_connection(address, timeout=60.0), mine:
+            mine.settimeout(60.0)
             mine.accept()[0].close()
 
 
@@ -134,7 +134,7 @@ async def test_whoever_says_something_else_is_sent_away(tmp_path, listening, sai
 
         def talk():
             with socket.socket(socket.AF_UNIX) as other:
-                other.settimeout(2.0)
+                other.settimeout(60.0)
                 other.connect(str(path))
                 try:
                     other.sendall(said)

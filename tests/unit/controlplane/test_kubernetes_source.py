@@ -95,10 +95,10 @@ async def test_everything_is_listed_again_after_a_while(tmp_path):
     async with cluster(tmp_path, resync_s=0.5) as (server, source):
         server.put("endpointslices", "one", **slice_of(endpoint("10.0.0.1", "vllm-0")))
         async with watched(source) as told:
-            await until(lambda: server.lists >= 2, 5.0)
+            await until(lambda: server.lists >= 2)
             # What nobody told of is seen all the same.
             server.objects["endpointslices"].clear()
-            await until(lambda: told.replicas == {}, 5.0)
+            await until(lambda: told.replicas == {})
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ async def replica() -> AsyncIterator[SimulatedReplica]:
 
 @pytest.fixture
 async def client(replica: SimulatedReplica) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=replica.url, timeout=10) as client:
+    async with httpx.AsyncClient(base_url=replica.url, timeout=60) as client:
         yield client
 
 
@@ -172,7 +172,7 @@ async def test_a_background_response_is_made_behind_the_answer(client: httpx.Asy
 async def test_a_background_response_can_be_cancelled() -> None:
     async with (
         SimulatedReplica(ReplicaSettings(model="m")) as replica,
-        httpx.AsyncClient(base_url=replica.url) as client,
+        httpx.AsyncClient(base_url=replica.url, timeout=60) as client,
     ):
         queued = (await client.post("/v1/responses", json={"input": "x", "background": True})).json()
         url = f"/v1/responses/{queued['id']}"

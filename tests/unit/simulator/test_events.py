@@ -32,7 +32,7 @@ async def replay(port, start):
         await dealer.send_multipart([b"", start.to_bytes(8, "big")])
         found = []
         while True:
-            empty, topic, number, payload = await asyncio.wait_for(dealer.recv_multipart(), 5.0)
+            empty, topic, number, payload = await asyncio.wait_for(dealer.recv_multipart(), 60.0)
             assert empty == b""
             if number == b"\xff" * 8:
                 return found

@@ -1,5 +1,7 @@
 """Faults: how they are written, and which request one hits."""
 
+import asyncio
+
 import pytest
 
 from router.simulator.faults import BadFault, Fault, FaultPlan, Kind
@@ -9,6 +11,7 @@ from router.simulator.faults import BadFault, Fault, FaultPlan, Kind
     ("text", "fault"),
     [
         ("hang", Fault(Kind.HANG)),
+        ("hold", Fault(Kind.HOLD)),
         ("cut:3", Fault(Kind.CUT, 3.0)),
         ("slow:0.25", Fault(Kind.SLOW, 0.25)),
         ("refuse:2", Fault(Kind.REFUSE, 2.0)),
@@ -49,6 +52,19 @@ def test_a_fault_without_a_count_lasts_until_it_is_cleared() -> None:
     assert all(plan.take("/x") for _ in range(5))
     plan.clear()
     assert plan.take("/x") is None
+
+
+async def test_clearing_lets_go_what_was_held_until_then_and_nothing_later() -> None:
+    plan = FaultPlan()
+    plan.clear()
+    held = [asyncio.ensure_future(plan.cleared()) for _ in range(2)]
+    await asyncio.sleep(0)
+    assert not any(task.done() for task in held)
+    plan.clear()
+    later = asyncio.ensure_future(plan.cleared())
+    await asyncio.gather(*held)
+    assert not later.done()
+    later.cancel()
 
 
 def test_a_fault_hits_its_paths_only() -> None:

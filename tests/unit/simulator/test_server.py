@@ -25,7 +25,7 @@ async def test_a_busy_port_is_a_clear_error_and_leaves_nothing_behind() -> None:
 
 
 async def test_a_restart_keeps_the_port_and_forgets_the_rest() -> None:
-    async with SimulatedReplica(FAST) as replica, httpx.AsyncClient() as client:
+    async with SimulatedReplica(FAST) as replica, httpx.AsyncClient(timeout=60) as client:
 
         async def cached() -> int:
             answer = await client.post(
@@ -47,7 +47,7 @@ async def test_a_killed_replica_refuses_and_can_be_killed_again() -> None:
         await replica.kill()
         await replica.kill()
         assert not replica.alive
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=60) as client:
             with pytest.raises(httpx.ConnectError):
                 await client.get(f"{replica.url}/health")
 
@@ -56,7 +56,7 @@ async def test_a_kill_breaks_what_is_in_flight_and_leaves_no_task() -> None:
     before = asyncio.all_tasks()
     async with (
         SimulatedReplica(ReplicaSettings(model="m")) as replica,
-        httpx.AsyncClient(timeout=10) as client,
+        httpx.AsyncClient(timeout=60) as client,
     ):
         body = {"messages": [{"role": "user", "content": "x"}], "stream": True}
         async with client.stream("POST", f"{replica.url}/v1/chat/completions", json=body) as answer:
@@ -95,7 +95,7 @@ async def test_serving_ends_badly_when_a_fault_kills_it() -> None:
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def fell() -> None:
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=60) as client:
             with pytest.raises(httpx.RemoteProtocolError):
                 await client.post(f"{await ready}/sim/faults", json={"fault": "die"})
 
