@@ -13,6 +13,7 @@ from router.base.ids import ReplicaId
 from router.core.plan import Plan, Retry
 from router.core.strategies.priced import Priced
 from router.dataplane.limits import Limits
+from router.dataplane.server import DataPlane
 
 OK = {"id": "x", "object": "chat.completion", "choices": []}
 EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
@@ -328,32 +329,42 @@ async def test_an_answer_that_stops_after_its_beginning_is_given_no_more_time_th
 
 
 async def test_answers_that_are_gathered_whole_count_against_the_budget() -> None:
-    more = asyncio.Event()
+    go_on, end = asyncio.Event(), asyncio.Event()
 
-    async def halves(_request: Request, stream: Stream) -> None:
-        await stream.send(
-            b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 60002\r\n\r\n"
-        )
-        await stream.send(b'"' + b"x" * 20_000)
-        await more.wait()
-        await stream.send(b"x" * 40_000 + b'"')
+    async def thirds(_request: Request, stream: Stream) -> None:
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 60002\r\n\r\n"
+        await stream.send(head + b'"' + b"x" * 20_000)
+        await go_on.wait()
+        await stream.send(b"x" * 20_000)
+        await end.wait()
+        await stream.send(b"x" * 20_000 + b'"')
+
+    def gathers(plane: DataPlane) -> bool:
+        return any(each._exchange is not None and each._exchange._whole for each in plane.connections)
 
     async with (
-        raw_replica(halves) as one,
+        raw_replica(thirds) as one,
         data_plane([one.url], limits=Limits(held_bytes=50_000)) as plane,
         raw_client(plane.port) as client,
     ):
         await client.send(post(chat()))
-        await until(lambda: plane.held_bytes > 20_000)
-        more.set()
+        # The first read is everybody's own.
+        await until(lambda: gathers(plane))
+        go_on.set()
+        await until(lambda: plane.held_bytes >= 20_000)
+        end.set()
         assert (await client.response()).status == 200
         assert plane.held_bytes == 0
+    go_on.clear()
     async with (
-        raw_replica(halves) as one,
+        raw_replica(thirds) as one,
         data_plane([one.url], limits=Limits(held_bytes=30_000)) as plane,
         raw_client(plane.port) as client,
     ):
-        response = await client.exchange(post(chat()))
+        await client.send(post(chat()))
+        await until(lambda: gathers(plane))
+        go_on.set()
+        response = await client.response()
         assert response.status == 503
         assert response.json()["error"]["code"] == "held_bytes_full"  # type: ignore[index]
         assert plane.held_bytes == 0
