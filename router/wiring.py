@@ -62,6 +62,7 @@ from router.telemetry.log_file import LogFile
 from router.telemetry.metrics import Metrics, Section
 from router.telemetry.moves import Moves
 from router.telemetry.otlp import Envelope
+from router.telemetry.pairs import pair_metrics
 from router.telemetry.recent import RecentDecisions
 from router.telemetry.shadow import shadow_fields, shadow_metrics
 from router.telemetry.span_export import SpanExport, trace_metrics
@@ -182,6 +183,7 @@ class Router:
             partial(kv_metrics, self.kv_agents, self.prefetcher),
             partial(pull_metrics, pullbook, self.counters.pulls, self.clock),
             partial(feed_metrics, self.feeds.status),
+            lambda build: pair_metrics(self.engine.pairs, self.dataplane.pairs, build),
         ]
         if self.access_log is not None:
             sections.append(partial(access_log_metrics, self.access_log))
@@ -427,6 +429,8 @@ class Router:
         head = self.dataplane.heads.read(b"POST", path.encode("ascii", "replace"), "1.1", headers)
         owner = TenantId(tenant) if tenant is not None else OPEN_TENANT
         routed = self.routing.route(head, body, owner)
+        if self.dataplane.pairs is not None:
+            self.dataplane.pairs.prepare(routed)
         now = self.clock.now()
         decision = self.engine.decide(routed.turn, now, plan=routed.plan)
         turn = routed.turn

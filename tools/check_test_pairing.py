@@ -11,6 +11,8 @@ from pathlib import Path
 
 TESTED_ELSEWHERE: Mapping[str, str] = {
     # The relay is tested on sockets, where a client, a replica and the bytes between them can be seen.
+    "router/dataplane/call.py": "tests/integration/test_pairs.py",
+    "router/dataplane/pairs.py": "tests/integration/test_pairs.py",
     "router/dataplane/client.py": "tests/integration/test_relay.py",
     "router/dataplane/departure.py": "tests/integration/test_trouble.py",
     "router/dataplane/exchange.py": "tests/integration/test_trouble.py",

@@ -53,7 +53,7 @@ from router.core.model import Model
 from router.core.observe import FAILURES, NEUTRAL, HealthChange, Observer, Outcome, Usage, WaitEnd, make_ended
 from router.core.pairbook import PairBook, PairEnd
 from router.core.pairing import Pairing, behind, choose, prices_of
-from router.core.plan import Plan, PullRules
+from router.core.plan import PairRules, Plan, PullRules
 from router.core.prefix import PrefixIndex
 from router.core.pullbook import PullBook, Pulled, pull_came
 from router.core.queue import Chosen, Held, due_at
@@ -447,6 +447,8 @@ class Engine:
             pull, cached = None, pair.cached_tokens
             if kind is not Kind.FAILOVER:
                 kind = Kind.PAIR if pair.pull is None else Kind.PAIR_PULL
+            if turn.one_way:
+                reason += "; streamed, so nothing comes back from decode"
         else:
             depth = depths.get(member.reach, 0)
             if self._prefills and turn.pairs and replica in self._decodes:
@@ -941,6 +943,9 @@ class Engine:
             if claim is not None and self._two_way:
                 tokens = min(len(claim.tokens), prompt_tokens)
                 pulls = book.transfers.view([(claim.replica, tokens)], self._two_way, now)
+                if pulls is not None:
+                    # Unlike a pull between agents, one that fails is declined at once: that is no risk.
+                    pulls = pulls._replace(sources=tuple([s._replace(chance=1.0) for s in pulls.sources]))
         prices = prices_of(self._plans[plan_index].pair)
         return choose(view.candidates, prompt_tokens, prices, pulls, self._decodes, order)
 
@@ -967,6 +972,8 @@ class Engine:
             claim = self.pairs.claims.take(model.key(turn.session), now)
         leg = Leg(self, ticket, pairing, member, claim, len(failed), now)
         if claim is not None:
+            whole_s = member.learned.curve.seconds(pairing.prompt_tokens, pairing.prompt_tokens)
+            leg.patience_s = self._plans[plan].pair.deadline_s + member.wait_s(now) + whole_s
             leg.sharing = self.pairs.transfers.begin(claim.replica, member.id, now)
         member.take(leg, pairing.prompt_tokens, pairing.prompt_tokens, leg.missing, now)
         return leg
@@ -1023,6 +1030,27 @@ class Engine:
         rest_s = chosen.wait_s + curve.seconds(max(1, prompt_tokens - cached_tokens), prompt_tokens)
         size = int(came * self.pairs.transfers.token_bytes)
         return Pulled(came, size, max(_LEAST_FETCH_S, now - leg.began - rest_s), came >= _CAME * wanted)
+
+    def pair_rules(self, plan: int) -> PairRules:
+        """How pairs work under a policy."""
+        return self._plans[plan].pair
+
+    def block_tokens(self, replica: ReplicaId) -> int | None:
+        """Tokens of a KV block there; `None` where it has not told."""
+        member = self._members.get(replica)
+        return member.report.block_tokens if member is not None and member.report is not None else None
+
+    def release_by(self, model: str) -> ReplicaId | None:
+        """The prefill replica that has least to do, of those that can tell a decode replica to let go of
+        what it holds of a model; `None` where there is none."""
+        able = [
+            member
+            for member in self._prefills
+            if member.spec.two_way
+            and member.takes_turns()
+            and (member.models is None or model in member.models)
+        ]
+        return min(able, key=lambda member: (member.in_flight, member.id)).id if able else None
 
     def claimable(self, ticket: Ticket, now: float) -> float | None:
         """Until when what the ticket's replica offers may be fetched; `None` where nobody could do so."""

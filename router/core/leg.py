@@ -32,6 +32,7 @@ class Leg:
         "member",
         "missing",
         "pairing",
+        "patience_s",
         "sharing",
         "ticket",
     )
@@ -59,6 +60,8 @@ class Leg:
         self.attempt = attempt
         """0 for the turn's first prefill replica."""
         self.began = now
+        self.patience_s: float | None = None
+        """What it may take, where it is to fetch; `None` = as long as any answer."""
         self.missing = max(1, pairing.prompt_tokens - pairing.cached_tokens)
         """Prompt tokens that the replica has yet to prefill."""
         self.sharing = 0

@@ -38,8 +38,9 @@ class Line(NamedTuple):
     """One way to have a turn on one replica. All times are milliseconds, and `price_ms` is their sum."""
 
     replica: ReplicaId
-    way: Literal["local", "pull"]
-    """`local`: with what lies there, on the device or the host."""
+    way: Literal["local", "pull", "pair"]
+    """`local`: with what lies there, on the device or the host. `pair`: with what another one computes for
+    it."""
     source: ReplicaId | None
     """Whom the rest would be pulled from; `None` for `local`."""
     pulled_tokens: int

@@ -64,6 +64,8 @@ class Turn(NamedTuple):
     """What decode holds of the session's last turn may serve this one, as far as its body tells."""
     trace: Trace | None = None
     """Its place in a trace, for those who record; `None` where nobody does."""
+    one_way: bool = False
+    """Nothing will be known of what decode holds after this turn: its stream does not say."""
 
 
 make_turn: Final = maker(Turn)

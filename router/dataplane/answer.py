@@ -75,6 +75,7 @@ class StreamReader:
         "_torn",
         "error",
         "finished",
+        "offer",
         "response_id",
         "saw_content",
         "usage",
@@ -108,6 +109,8 @@ class StreamReader:
         """The status that an error event stands for; `None` while none has passed."""
         self.response_id: str | None = None
         """Of the stored response (Responses only)."""
+        self.offer: bytes | None = None
+        """What the replica says of KV that it keeps for another one; `None` while it has said nothing."""
         self.saw_content = dialect is None
         """An event with a piece of the reply has passed."""
 
@@ -227,6 +230,8 @@ class StreamReader:
         """Take note of an event. The answer is whether it is to be dropped."""
         if facts.error is not UNSET:
             self.error = error_of(facts.error) or self.error
+        if facts.kv_transfer_params is not UNSET and not is_null(facts.kv_transfer_params):
+            self.offer = bytes(facts.kv_transfer_params)
         if self._dialect is Dialect.MESSAGES:
             self._learn_messages(facts)
         elif self._dialect is Dialect.RESPONSES:

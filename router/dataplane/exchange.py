@@ -25,6 +25,7 @@ from router.dataplane.answer_head import ResponseHead
 from router.dataplane.departure import INTERIM, LEADING_ZERO
 from router.dataplane.dialects import Dialect, dialect_of
 from router.dataplane.head import Head
+from router.dataplane.pairs import Handoff, PrefillError
 from router.dataplane.problems import body_of, event_of, headers_of, status_line, status_of
 from router.dataplane.routing import Routed, closing, in_session
 from router.dataplane.splice import inserted
@@ -45,6 +46,10 @@ _BODILESS: Final = frozenset({204, 304})
 # What generates an answer, in JSON or in events, and takes a hint of where KV lies. A proxy, a captive portal
 # or a wrong URL says 200 in HTML.
 _GENERATE: Final = frozenset({Dialect.CHAT, Dialect.COMPLETIONS, Dialect.MESSAGES, Dialect.RESPONSES})
+
+# What a whole answer says of itself, and the stream that is made of it.
+_JSON: Final = b"content-type: application/json"
+_EVENTS: Final = b"content-type: text/event-stream; charset=utf-8"
 
 _KIND_LINES: Final = {
     kind: f"x-homing-decision: {kind.value}\r\nx-request-id: ".encode("ascii") for kind in Kind
@@ -77,6 +82,7 @@ class Exchange(Receiver):
         "_client",
         "_content",
         "_failed",
+        "_handoff",
         "_head",
         "_held",
         "_in_hand",
@@ -126,6 +132,8 @@ class Exchange(Receiver):
         self._keep = True
         self._request_id = b""
         self._routed: Routed | None = None
+        self._handoff: Handoff | None = None
+        """What a prefill replica hands to the one that answers; `None` where one does all."""
         self._held: Held | None = None
         """While the turn waits in the router for a replica."""
         self._ticket: Ticket | None = None
@@ -171,6 +179,8 @@ class Exchange(Receiver):
             trace = plane.trace_of(head) if plane.traces is not None else None
             self._routed = plane.routing.route(head, self._content, tenant, trace)
             self._content = None
+            if plane.pairs is not None:
+                self._handoff = plane.pairs.prepare(self._routed)
             self._attempt()
         except Refused as refusal:
             self._refuse(refusal)
@@ -199,12 +209,14 @@ class Exchange(Receiver):
                 if isinstance(entered, Held):
                     self._held = entered
                     plane.waits(entered, self)
+                    if self._handoff is not None and plane.pairs is not None:
+                        plane.pairs.render_ahead(self._handoff, routed, entered.chosen[0])
                     return
                 ticket = entered
                 # Others may have been pushed out for it, and must hear of that.
                 plane.dispatch_soon()
         self._ticket = ticket
-        self._dispatch(reuse=True)
+        self._go()
         if routed.outline is not None:
             plane.watch_chain(ticket, routed.outline)
 
@@ -217,6 +229,34 @@ class Exchange(Receiver):
         """The turn waits no longer, and no replica gets it."""
         self._held = None
         self._refuse(refusal)
+
+    def _go(self) -> None:
+        """To the ticket's replica, once its prompt is computed where another one does that."""
+        if self._handoff is None or self._ticket is None or self._ticket.decision.pair is None:
+            self._dispatch(reuse=True)
+            return
+        self._client.await_answer()
+        self._opening = self._plane.tasks.spawn(self._prefill(self._handoff), name="prefill")
+
+    async def _prefill(self, handoff: Handoff) -> None:
+        """Have the prompt computed, then go on; or end the turn where nobody may compute it."""
+        pairs, routed, ticket = self._plane.pairs, self._routed, self._ticket
+        assert pairs is not None
+        assert routed is not None
+        assert ticket is not None
+        try:
+            try:
+                await pairs.prefill(handoff, routed, ticket, self._request_id)
+            except PrefillError as error:
+                self._opening = None
+                # The replica that was to answer never had the turn.
+                self._give_up(Outcome.CANCELLED, Refused(ErrorKind.UPSTREAM_FAILED, str(error)))
+                return
+            self._opening = None
+            self._dispatch(reuse=True)
+        except Exception:  # noqa: BLE001 - nobody waits for this task, and the client must have an answer
+            _log.exception("a request failed in the router itself")
+            self.fault()
 
     def _dispatch(self, *, reuse: bool) -> None:
         assert self._ticket is not None
@@ -269,7 +309,11 @@ class Exchange(Receiver):
         body, length = routed.body, routed.length
         ticket = self._ticket
         assert ticket is not None
-        if pool.has_agent and length and routed.dialect in _GENERATE and ticket.turn.computes:
+        handoff, pairs = self._handoff, self._plane.pairs
+        if handoff is not None and handoff.params is not None and pairs is not None:
+            body = pairs.decode_parts(handoff, body, ticket)
+            length = sum(map(len, body))
+        elif pool.has_agent and length and routed.dialect in _GENERATE and ticket.turn.computes:
             member = self._plane.hint(ticket, self._request_id)
             if member is not None:
                 body = inserted(body, member)
@@ -343,6 +387,7 @@ class Exchange(Receiver):
                 _KIND_LINES[decision.kind],
                 self._request_id,
                 _waited_line(decision.waited_s) if decision.waited_s else b"\r\n",
+                self._handoff.line if self._handoff is not None else b"",
                 framing,
             )
         )
@@ -415,10 +460,16 @@ class Exchange(Receiver):
                 return
             if rest:
                 self._write_rest(rest)
+            if self._handoff is not None:
+                usage = self._learn_pair(self._handoff, usage, reader.offer)
         elif self._whole is not None:
             assert self._routed is not None
-            whole, usage, response_id = read_body(self._routed.dialect, b"".join(self._whole))
+            raw = b"".join(self._whole)
+            whole, usage, response_id = read_body(self._routed.dialect, raw)
             assert self._prepared is not None
+            if self._handoff is not None:
+                whole = self._take_whole(self._handoff, raw, whole)
+                usage = self._learn_pair(self._handoff, usage)
             self._prepared += b"content-length: %d\r\n" % len(whole)
             self._begin(whole)
         if self._prepared is not None:
@@ -434,6 +485,26 @@ class Exchange(Receiver):
             if response_id is not None:
                 self._stored(response_id)
         self._over(Outcome.SERVER_ERROR if self._strange else _outcome_of(status), usage)
+
+    def _take_whole(self, handoff: Handoff, raw: bytes, body: bytes) -> bytes:
+        """What goes to the client of the whole answer `raw` of a replica that had its prompt from another."""
+        pairs, routed, ticket = self._plane.pairs, self._routed, self._ticket
+        if pairs is None or routed is None or ticket is None or handoff.params is None:
+            return body
+        body = pairs.answered(handoff, routed, ticket, raw)
+        if handoff.whole:
+            assert self._prepared is not None
+            self._prepared = self._prepared.replace(_JSON, _EVENTS, 1)
+        return body
+
+    def _learn_pair(self, handoff: Handoff, usage: Usage | None, offer: bytes | None = None) -> Usage | None:
+        """Take note of the end of an answer whose prompt another replica computed; the usage of both."""
+        pairs, routed, ticket = self._plane.pairs, self._routed, self._ticket
+        if pairs is None or routed is None or ticket is None or handoff.params is None:
+            return usage
+        if self._reader is not None:
+            pairs.streamed(handoff, routed, ticket, offer)
+        return pairs.usage(handoff, usage)
 
     def _write_rest(self, rest: bytes) -> None:
         """What the reader still held, at the end of the stream."""
@@ -504,7 +575,7 @@ class Exchange(Receiver):
         following.began = ticket.began
         self._ticket = following
         self._resent = False
-        self._dispatch(reuse=True)
+        self._go()
         return True
 
     def _attempt_failed(self, outcome: Outcome, why: str) -> None:
@@ -532,7 +603,11 @@ class Exchange(Receiver):
     def given_up_on(self, replica: ReplicaId, why: str) -> None:
         """The replica answers nobody any more. A turn of which nothing has come may move on: what ails a
         replica that is asked about its health and is silent need not be this turn."""
-        ticket = self._ticket
+        ticket, handoff = self._ticket, self._handoff
+        if handoff is not None and handoff.leg is not None:
+            if handoff.leg.member.id == replica and handoff.call is not None:
+                handoff.call.fail(Outcome.CUT, f"does not answer its probes either: {why}")
+            return
         if self.phase is Phase.WAITING and ticket is not None and ticket.decision.replica == replica:
             self._leave_replica()
             self._attempt_failed(Outcome.CUT, f"does not answer its probes either: {why}")
@@ -553,8 +628,13 @@ class Exchange(Receiver):
 
     def timed_out(self, why: str, outcome: Outcome = Outcome.TIMEOUT) -> None:
         """The answer took too long; `why` in words."""
+        handoff = self._handoff
         if self._ticket is None:
             where = "the turn still waited for a replica"
+        elif handoff is not None and handoff.leg is not None:
+            where = f"prefill replica {handoff.leg.member.id}"
+            handoff.leg.end(outcome, self._plane.now())
+            outcome = Outcome.CANCELLED
         else:
             where = f"replica {self._ticket.decision.replica}"
         self._give_up(outcome, Refused(ErrorKind.UPSTREAM_TIMEOUT, f"{where}: {why}"))
@@ -705,6 +785,8 @@ class Exchange(Receiver):
                 self._plane.dispatch_soon()
         if self.held:
             self._plane.release(self)
+        if self._handoff is not None:
+            self._handoff.close()
         if self._head.request_id is not None:
             self._plane.release_request_id(self._request_id)
         if self._routed is not None and self._routed.turn.trace is not None:

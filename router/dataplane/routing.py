@@ -232,6 +232,7 @@ class Routing:
                     False,
                     False,
                     trace,
+                    False,
                 )
             )
             body = rewrite(

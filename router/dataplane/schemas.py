@@ -61,3 +61,61 @@ class Counts(msgspec.Struct, gc=False):
     input_tokens_details: Details | None = None
     cache_read_input_tokens: int | None = None
     cache_creation_input_tokens: int | None = None
+
+
+class PairHead(msgspec.Struct, gc=False):
+    """The members of a request that say whether one replica may compute its prompt for another."""
+
+    messages: Raw | UnsetType = UNSET
+    prompt: Raw | UnsetType = UNSET
+    n: Raw | UnsetType = UNSET
+    best_of: Raw | UnsetType = UNSET
+    echo: Raw | UnsetType = UNSET
+    use_beam_search: Raw | UnsetType = UNSET
+    background: Raw | UnsetType = UNSET
+    prompt_logprobs: Raw | UnsetType = UNSET
+    prompt_embeds: Raw | UnsetType = UNSET
+    truncate_prompt_tokens: Raw | UnsetType = UNSET
+    previous_response_id: Raw | UnsetType = UNSET
+    return_token_ids: Raw | UnsetType = UNSET
+
+
+class PairPart(msgspec.Struct, gc=False):
+    """A part of a message."""
+
+    type: str | None = None
+
+
+class PairMessage(msgspec.Struct, gc=False):
+    """As much of a message as tells whether it is text."""
+
+    content: list[PairPart] | str | None = None
+
+
+class PairChoice(msgspec.Struct, gc=False):
+    """The tokens of an answer."""
+
+    token_ids: Raw | UnsetType = UNSET
+    prompt_token_ids: Raw | UnsetType = UNSET
+
+
+class PairAnswer(msgspec.Struct, gc=False):
+    """What a replica's answer tells of its tokens and of what it keeps."""
+
+    kv_transfer_params: Raw | UnsetType = UNSET
+    prompt_token_ids: Raw | UnsetType = UNSET
+    token_ids: Raw | UnsetType = UNSET
+    choices: list[PairChoice] | UnsetType | None = UNSET
+
+
+class TransferParams(msgspec.Struct, gc=False):
+    """What replicas tell each other of KV to fetch, as far as it is looked at."""
+
+    do_remote_prefill: bool | None = None
+    do_remote_decode: bool | None = None
+    remote_block_ids: list[list[int]] | None = None
+    remote_num_tokens: int | None = None
+    remote_engine_id: str | None = None
+    remote_request_id: str | None = None
+    remote_host: str | None = None
+    remote_port: int | None = None

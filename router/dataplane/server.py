@@ -20,7 +20,7 @@ from router.base.trace import Trace
 from router.core.chain_watch import ChainWatch, told
 from router.core.decide import Decision
 from router.core.engine import Engine
-from router.core.fleet import ReplicaSpec
+from router.core.fleet import ReplicaSpec, Role
 from router.core.observe import Outcome
 from router.core.outline import Describe
 from router.core.queue import Held
@@ -32,6 +32,7 @@ from router.dataplane.head import Head, HeadReader
 from router.dataplane.hints import HintWriter
 from router.dataplane.limits import Limits
 from router.dataplane.local import LocalEndpoints
+from router.dataplane.pairs import Pairs
 from router.dataplane.pool import Pool
 from router.dataplane.problems import status_of
 from router.dataplane.routing import Routing
@@ -132,6 +133,8 @@ class DataPlane:
         self._access = access
         self._tenant_header = tenant_header
         self._tls = tls
+        self.pairs: Pairs | None = None
+        """`None` where no replica prefills for others, and none ever did."""
         self._chains = chains
         self._hints = hints
         self._urls: dict[ReplicaId, tuple[str, str | None, ssl.SSLContext | None]] = {}
@@ -222,6 +225,8 @@ class DataPlane:
     ) -> None:
         """Make the pools match the fleet. Exchanges on a removed replica end as they would have."""
         specs = tuple(specs)
+        if self.pairs is None and any(spec.role is Role.PREFILL for spec in specs):
+            self.pairs = Pairs(self)
         agents = {spec.id for spec in specs if spec.kv_agent}
         wanted = {spec.id: (spec.url, api_keys.get(spec.id), tls.get(spec.id)) for spec in specs}
         for replica, address in tuple(self._urls.items()):
@@ -458,6 +463,8 @@ class DataPlane:
                     connection.abort()
             # Replicas may have been drained or removed, and the time of turns that wait may be up.
             self.dispatch_soon()
+            if self.pairs is not None:
+                self.pairs.sweep(now)
             for pool in self.pools.values():
                 pool.sweep(now)
             if self._retired:

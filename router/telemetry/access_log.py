@@ -117,6 +117,8 @@ class AccessLog(Silent):
             "ttft_ms": _ms(ttft_s) if ttft_s is not None else None,
             "duration_ms": _ms(duration_s),
         }
+        if decision.pair is not None:
+            line["prefill"] = decision.pair.prefill
         if decision.attempt:
             line["attempt"] = decision.attempt
         if turn.chain.hashes and turn.session is not None:

@@ -2,6 +2,7 @@
 
 from router.base.ids import ReplicaId
 from router.core.decide import Decision
+from router.core.pairing import Pairing
 from router.core.price import Line, lines
 
 
@@ -10,7 +11,8 @@ def bill(decision: Decision) -> dict[str, object]:
 
     A price is `None` where the strategy has none. `options` are the priced ways of having the turn, each with
     its terms in milliseconds (`router.core.price` says what they mean); `None` where the strategy has none or
-    prices in another unit.
+    prices in another unit. `pair` is who computes the prompt where the replica does not, with the ways that
+    that could have been done; the replica's own `wait` then includes it.
     """
     options = _options(decision)
     prices: tuple[float | None, ...] = decision.prices or (None,) * len(decision.candidates)
@@ -20,6 +22,7 @@ def bill(decision: Decision) -> dict[str, object]:
             least[line.replica] = min(line.price_ms, least.get(line.replica, line.price_ms))
         prices = tuple(round(least[candidate.replica], 3) for candidate in decision.candidates)
     return brief_bill(decision) | {
+        "pair": None if decision.pair is None else _pair(decision.pair),
         "options": None if options is None else [_rounded(line) for line in options],
         "candidates": [
             {
@@ -43,12 +46,25 @@ def bill(decision: Decision) -> dict[str, object]:
     }
 
 
+def _pair(pair: Pairing) -> dict[str, object]:
+    pull = pair.pull
+    return {
+        "prefill": pair.prefill,
+        "pull": None if pull is None else {"source": pull.source, "tokens": pull.tokens},
+        "options": [_rounded(line) for line in pair.bill()],
+    }
+
+
 def _options(decision: Decision) -> tuple[Line, ...] | None:
     if decision.price_list is None:
         return None
-    return lines(
+    options = lines(
         decision.candidates, decision.prompt_tokens, decision.home, decision.price_list, decision.pulls
     )
+    if decision.pair is None:
+        return options
+    decodes = decision.pair.decodes
+    return tuple([line._replace(way="pair") if line.replica in decodes else line for line in options])
 
 
 def _rounded(line: Line) -> dict[str, object]:

@@ -157,6 +157,7 @@ async def fleet(
     keys: Mapping[str, str] | None = None,
     api_keys: Mapping[str, str] | None = None,
     kv_agents: Mapping[str, str] | None = None,
+    roles: Mapping[str, Mapping[str, Any]] | None = None,
     probe: str = NEVER,
     down: Sequence[str] = (),
     files: Mapping[str, str] | None = None,
@@ -166,9 +167,9 @@ async def fleet(
     """Replicas r0, r1, … and a router on free ports. Fails if anything is left over at the end.
 
     `config` and `policy` are laid over the usual ones, `keys` is API key → tenant, `api_keys` replica → the
-    key that it wants, `kv_agents` replica → where its KV agent listens, `down` names the replicas that do not
-    run, and `files` lie beside the config. With `reload` the router reads its files anew when it is told, and
-    looks at them every `look_every_s`.
+    key that it wants, `kv_agents` replica → where its KV agent listens, `roles` replica → further keys of its
+    entry, `down` names the replicas that do not run, and `files` lie beside the config. With `reload` the
+    router reads its files anew when it is told, and looks at them every `look_every_s`.
     """
     before = asyncio.all_tasks()
     async with AsyncExitStack() as stack:
@@ -188,7 +189,15 @@ async def fleet(
             (folder / name).write_text(text)
             (folder / name).chmod(0o600)
         environ = _write(
-            folder, replicas, config or {}, policy or {}, keys or {}, api_keys or {}, kv_agents or {}, probe
+            folder,
+            replicas,
+            config or {},
+            policy or {},
+            keys or {},
+            api_keys or {},
+            kv_agents or {},
+            roles or {},
+            probe,
         )
 
         def read(code: Container[str] | None) -> Settings:
@@ -244,13 +253,14 @@ def _write(
     keys: Mapping[str, str],
     api_keys: Mapping[str, str],
     kv_agents: Mapping[str, str],
+    roles: Mapping[str, Mapping[str, Any]],
     probe: str,
 ) -> dict[str, str]:
     """Write config and policy; returns the environment."""
     listed = []
     environ = {"HOMING_SECRET": "a-secret-of-the-tests-0123456789abcdef"}
     for name, replica in replicas.items():
-        one = {"name": name, "url": replica.url}
+        one: dict[str, Any] = {"name": name, "url": replica.url, **roles.get(name, {})}
         if name in api_keys:
             one["api_key_env"] = f"KEY_{name}"
             environ[f"KEY_{name}"] = api_keys[name]

@@ -24,6 +24,7 @@ def test_a_bill_names_every_option_with_its_price(decided: Callable[..., Decisio
         "prompt_tokens": 120,
         "predicted_cached_tokens": 100,
         "pull": None,
+        "pair": None,
         "options": None,
     }
     assert candidates == [

@@ -1,0 +1,196 @@
+"""What of requests and answers concerns pairs of a prefill and a decode replica: bodies in, bodies out.
+
+Both get the client's request, so that both render the same prompt; prefill is asked for one token. Knows no
+connections, no sessions and no transfer parameters.
+"""
+
+from typing import Final, NamedTuple
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from router.dataplane.answer_facts import INTERNAL, is_null
+from router.dataplane.dialects import Dialect
+from router.dataplane.schemas import PairAnswer, PairHead, PairMessage
+from router.dataplane.splice import cuts, edited, inserted, members, without
+
+_HEAD: Final = msgspec.json.Decoder(PairHead)
+_ANSWER: Final = msgspec.json.Decoder(PairAnswer)
+
+_LIMITS: Final = {
+    Dialect.CHAT: b'"max_tokens":1',
+    Dialect.COMPLETIONS: b'"max_tokens":1',
+    Dialect.MESSAGES: b'"max_tokens":1',
+    Dialect.RESPONSES: b'"max_output_tokens":1,"store":false',
+}
+"""By dialect, how a reply of one token is asked for."""
+
+# What says how long and in which form a reply is to be, and nothing of the prompt.
+_REPLY: Final = frozenset(
+    (
+        "max_tokens",
+        "max_completion_tokens",
+        "max_output_tokens",
+        "min_tokens",
+        "stream",
+        "stream_options",
+        "logprobs",
+        "top_logprobs",
+        "return_token_ids",
+        "store",
+    )
+)
+_STREAM: Final = frozenset(("stream", "stream_options"))
+_IDS: Final = frozenset(("token_ids", "prompt_token_ids"))
+
+
+class PairBody(NamedTuple):
+    """A request whose prompt one replica may compute for another."""
+
+    comparable: bool
+    """Its prompt is text alone, and what tokens it is made of can be asked for."""
+    asks_ids: bool
+    """The client asked for token ids."""
+
+
+class Told(NamedTuple):
+    """What a replica's whole answer tells."""
+
+    params: bytes | None
+    """Of the blocks that it keeps."""
+    prompt_ids: bytes | None
+    reply_ids: bytes | None
+    """Each a JSON list; `None` where it does not say."""
+
+
+def read_pair(dialect: Dialect | None, body: bytes) -> PairBody | None:
+    """What a request says; `None` for one that a single replica must do alone: several answers, several
+    prompts, figures of the prompt's own tokens, one that goes on from a stored response."""
+    if dialect not in _LIMITS:
+        return None
+    try:
+        head = _HEAD.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    for value in (head.n, head.best_of):
+        if (_given(value) or b"1") != b"1":
+            return None
+    for value in (head.echo, head.use_beam_search, head.background):
+        if (_given(value) or b"false") != b"false":
+            return None
+    for value in (
+        head.prompt_logprobs,
+        head.prompt_embeds,
+        head.truncate_prompt_tokens,
+        head.previous_response_id,
+    ):
+        if not _is_absent(value):
+            return None
+    asks = _given(head.return_token_ids) == b"true"
+    if dialect is Dialect.COMPLETIONS:
+        if not (_given(head.prompt) or b"").startswith(b'"'):
+            # A list may be one prompt in token ids or several prompts.
+            return None
+        return PairBody(True, asks)
+    return PairBody(dialect is Dialect.CHAT and _is_text(_given(head.messages) or b""), asks)
+
+
+def prefill_body(dialect: Dialect, body: bytes, params: bytes, *, ids: bool) -> bytes:
+    """The request for the prefill replica: the same prompt, one token, in one piece. `ids`: it is to tell
+    which tokens the prompt has."""
+    found = members(body)
+    edits = cuts(found, [one.key in _REPLY for one in found])
+    start = body.index(b"{") + 1
+    added = b'"kv_transfer_params":%b,%b%b,"stream":false' % (
+        params,
+        _LIMITS[dialect],
+        b',"return_token_ids":true' if ids else b"",
+    )
+    comma = b"" if all(one.key in _REPLY for one in found) else b","
+    return b"".join(edited(body, sorted([*edits, (start, start, added + comma)])))
+
+
+def decode_parts(
+    parts: tuple[bytes | memoryview, ...], params: bytes, *, ids: bool, whole: bool
+) -> tuple[bytes | memoryview, ...]:
+    """The request for the decode replica: the client's, and where to fetch the prompt's KV. `whole`: the
+    answer is to come in one piece, whatever the client asked for."""
+    if whole:
+        parts = (without(b"".join(parts), _STREAM),)
+    member = b'"kv_transfer_params":' + params
+    if ids:
+        member += b',"return_token_ids":true'
+    return inserted(parts, member)
+
+
+def told(body: bytes) -> Told:
+    """What a whole answer tells of what its replica keeps, and of its tokens."""
+    try:
+        answer = _ANSWER.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return Told(None, None, None)
+    params, prompt, reply = answer.kv_transfer_params, answer.prompt_token_ids, answer.token_ids
+    choices = answer.choices
+    if not isinstance(choices, UnsetType) and choices is not None and len(choices) == 1:
+        reply = choices[0].token_ids
+        # Completions tell the prompt's with the choice.
+        prompt = prompt if not _is_absent(prompt) else choices[0].prompt_token_ids
+    return Told(_given(params), _given(prompt), _given(reply))
+
+
+def rendered_ids(body: bytes) -> bytes | None:
+    """The prompt's token ids in the answer of a `/render` endpoint, which is one object or a list of one."""
+    try:
+        if body.lstrip()[:1] == b"[":
+            [one] = _RENDERED.decode(body)
+        else:
+            one = _ANSWER.decode(body)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return None
+    return _given(one.token_ids)
+
+
+_RENDERED: Final = msgspec.json.Decoder(list[PairAnswer])
+
+
+def shown(body: bytes, *, ids: bool) -> bytes:
+    """A whole answer as its client is to see it: null where the engine writes null unless it was asked, as
+    the router did. `ids`: the client asked for token ids, too."""
+    edits = []
+    for one in members(body):
+        if one.key in INTERNAL or (one.key in _IDS and not ids):
+            edits.append((one.value, one.end, b"null"))
+        elif one.key == "choices" and not ids and body[one.value : one.value + 1] == b"[":
+            start, end = body.find(b"{", one.value, one.end), body.rfind(b"}", one.value, one.end) + 1
+            if start < 0 or end <= start:
+                continue
+            edits += [
+                (start + inner.value, start + inner.end, b"null")
+                for inner in members(body[start:end])
+                if inner.key in _IDS
+            ]
+    return b"".join(edited(body, edits))
+
+
+def _is_text(messages: bytes) -> bool:
+    """Whether all messages are texts and tool calls, whose tokens say all that there is to them."""
+    try:
+        return all(
+            message.content is None
+            or isinstance(message.content, str)
+            or all(part.type == "text" for part in message.content)
+            for message in _MESSAGES.decode(messages)
+        )
+    except (msgspec.DecodeError, RecursionError):
+        return False
+
+
+_MESSAGES: Final = msgspec.json.Decoder(list[PairMessage])
+
+
+def _is_absent(value: Raw | UnsetType) -> bool:
+    return value is UNSET or is_null(value)
+
+
+def _given(value: Raw | UnsetType) -> bytes | None:
+    return None if isinstance(value, UnsetType) or is_null(value) else bytes(value)

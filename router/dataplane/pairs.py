@@ -1,0 +1,450 @@
+"""Pairs in the data plane: a turn's prompt goes to a prefill replica, its answer comes from a decode replica.
+
+What the one computed the other fetches, by parameters that go from answer to request. What decode then holds
+of the turn, the session's next prefill fetches back: only as many leading tokens as the two prompts are known
+to share, by the engines' own token ids, and only once. Whatever is in doubt is computed. Knows the exchange's
+request and answer as bodies, and nothing of its client.
+"""
+
+import asyncio
+import logging
+from array import array
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from router.base.ids import ReplicaId
+from router.core.claims import Claim
+from router.core.decide import Decision
+from router.core.engine import Engine
+from router.core.leg import Leg
+from router.core.observe import Outcome, Usage
+from router.core.pairbook import PairEnd, Unclaimed, Unreturned
+from router.core.plan import PairRules
+from router.core.ticket import Ticket
+from router.dataplane.answer import read_body
+from router.dataplane.call import Call, CallError, Reply
+from router.dataplane.pair_body import (
+    PairBody,
+    decode_parts,
+    prefill_body,
+    read_pair,
+    rendered_ids,
+    shown,
+    told,
+)
+from router.dataplane.restream import restreamed
+from router.dataplane.routing import Routed, closing
+from router.dataplane.transfer import PREFILL, common, ids_of, is_handed, offer_of, trimmed
+
+if TYPE_CHECKING:
+    from router.dataplane.server import DataPlane
+
+_log = logging.getLogger(__name__)
+
+# What a replica may take to say of which tokens a prompt is made: some 25 ms for 7,000 of them.
+_RENDER_S: Final = 5.0
+
+# What letting go of blocks may take, and how many replicas are asked to at once.
+_RELEASE_S: Final = 10.0
+_RELEASES: Final = 4
+
+
+class Handoff:
+    """What one exchange has to hand from its prefill replica to its decode replica."""
+
+    __slots__ = (
+        "attempts",
+        "body",
+        "cached",
+        "call",
+        "failed",
+        "ids",
+        "leg",
+        "outcomes",
+        "params",
+        "prefill",
+        "rendered",
+        "rendering",
+        "whole",
+    )
+
+    def __init__(self, body: PairBody, *, whole: bool) -> None:
+        self.body = body
+        self.whole = whole
+        """Decode is asked for a whole answer, which is streamed from here."""
+        self.rendering: asyncio.Task[object] | None = None
+        """Finds out of which tokens the prompt is made; `None` while nobody has asked."""
+        self.rendered: array[int] | None = None
+        """What it found; `None` where it is not known."""
+        self.leg: Leg | None = None
+        """While a prefill replica has the prompt."""
+        self.call: Call | None = None
+        self.outcomes: tuple[Outcome, ...] = ()
+        self.failed: tuple[ReplicaId, ...] = ()
+        """Prefill replicas that failed this turn."""
+        self.begin()
+
+    @property
+    def line(self) -> bytes:
+        """What the answer's head says of who computed the prompt."""
+        return b"" if self.prefill is None else f"x-homing-prefill: {self.prefill}\r\n".encode("latin-1")
+
+    def close(self) -> None:
+        """The turn is over."""
+        if self.rendering is not None:
+            self.rendering.cancel()
+
+    def begin(self) -> None:
+        """Nothing has been computed for the decode replica that the turn goes to."""
+        self.params: bytes | None = None
+        """By which decode fetches the prompt; `None` where it computes it."""
+        self.ids: array[int] | None = None
+        """Of the prompt, as the prefill replica had it."""
+        self.cached: int | None = None
+        """Prompt tokens that nobody had to compute, as the prefill replica reported."""
+        self.prefill: ReplicaId | None = None
+        """Who computed the prompt."""
+
+
+class PrefillError(Exception):
+    """The prompt was computed by nobody, and the turn is not to be tried any further."""
+
+
+class Pairs:
+    """Carries out what the engine decides of pairs. The data plane has one where some replica prefills."""
+
+    def __init__(self, plane: "DataPlane") -> None:
+        self._plane = plane
+        self._engine: Engine = plane.engine
+        self._distrusted: set[str] = set()
+        """Models whose prompts two of their replicas make of different tokens: nothing is handed on."""
+        self._told_in_streams: set[ReplicaId] = set()
+        """Decode replicas whose streams say what they hold."""
+        self._releasing = 0
+        self.released: dict[bool, int] = {True: 0, False: 0}
+        """Offers that were let go of at the replicas, by whether that succeeded."""
+
+    # --- before -------------------------------------------------------------------------------------
+
+    def prepare(self, routed: Routed) -> Handoff | None:
+        """Look whether a request can be had by a pair, and say so in its turn."""
+        turn = routed.turn
+        if not turn.computes or not turn.chain.hashes or turn.model in self._distrusted:
+            return None
+        body = read_pair(routed.dialect, b"".join(routed.body))
+        if body is None:
+            return None
+        rules = self._rules(routed)
+        returns = body.comparable and turn.session is not None
+        streams = turn.stream and returns and not self._told_in_streams
+        whole = streams and rules.whole_streams and not turn.last
+        one_way = turn.stream and not whole and not self._told_in_streams
+        routed.turn = turn._replace(pairs=True, returns=returns, one_way=one_way)
+        return Handoff(body, whole=whole)
+
+    def render_ahead(self, handoff: Handoff, routed: Routed, decision: Decision) -> None:
+        """The turn waits: ask meanwhile of which tokens its prompt is made, if that may be wanted."""
+        pair = decision.pair
+        if pair is not None and pair.pull is not None:
+            self._begin_render(handoff, routed, pair.prefill)
+
+    def _begin_render(self, handoff: Handoff, routed: Routed, replica: ReplicaId) -> asyncio.Task[object]:
+        if handoff.rendering is None:
+            handoff.rendering = self._plane.tasks.spawn(
+                self._render(handoff, routed, replica), name=f"render at {replica}"
+            )
+        return handoff.rendering
+
+    # --- prefill ------------------------------------------------------------------------------------
+
+    async def prefill(self, handoff: Handoff, routed: Routed, ticket: Ticket, request_id: bytes) -> None:
+        """Have the prompt computed by a prefill replica. Raises `PrefillError` where the turn is to end.
+
+        Where no prefill replica could, `handoff.params` stays `None`, and decode computes it.
+        """
+        engine, plane = self._engine, self._plane
+        handoff.begin()
+        declined = False
+        while True:
+            leg = engine.begin_prefill(ticket, plane.now(), plan=routed.plan, failed=handoff.failed)
+            if leg is None:
+                engine.pairs.ends[PairEnd.ALONE] += 1
+                return
+            handoff.leg = leg
+            try:
+                why = await self._prefill_at(leg, handoff, routed, request_id, declined=declined)
+            except CallError as error:
+                leg.end(error.outcome, plane.now())
+                if leg.claim_used and error.outcome in (Outcome.SERVER_ERROR, Outcome.TIMEOUT):
+                    # It could not fetch. The same replica may well compute.
+                    engine.pairs.unreturned[Unreturned.DECLINED] += 1
+                    declined = True
+                    continue
+                self._failed(handoff, leg, routed, error)
+            except asyncio.CancelledError:
+                leg.end(Outcome.CANCELLED, plane.now())
+                engine.pairs.ends[PairEnd.CANCELLED] += 1
+                raise
+            else:
+                if why:
+                    # What ails the request, decode will tell its client.
+                    engine.pairs.ends[PairEnd.ALONE] += 1
+                return
+            finally:
+                handoff.leg = None
+                handoff.call = None
+
+    def _failed(self, handoff: Handoff, leg: Leg, routed: Routed, error: CallError) -> None:
+        """Whether another prefill replica, or decode itself, may have the prompt. Raises `PrefillError`."""
+        replica = leg.member.id
+        handoff.outcomes += (error.outcome,)
+        handoff.failed += (replica,)
+        if error.outcome is Outcome.SHORTAGE:
+            return
+        if not self._engine.may_retry(handoff.outcomes, self._plane.now(), plan=routed.plan):
+            self._engine.pairs.ends[PairEnd.FAILED] += 1
+            raise PrefillError(f"prefill replica {replica} {error.why}")
+
+    async def _prefill_at(
+        self, leg: Leg, handoff: Handoff, routed: Routed, request_id: bytes, *, declined: bool
+    ) -> str:
+        """Ask one prefill replica. Returns why it did not compute; "" where it did. Raises `CallError`."""
+        plane = self._plane
+        assert routed.dialect is not None
+        back = await self._back(leg, handoff, routed, declined=declined)
+        ids = handoff.body.comparable
+        body = prefill_body(routed.dialect, b"".join(routed.body), back or PREFILL, ids=ids)
+        # Its engine refuses an id that it has; and another attempt's may not be over yet.
+        own_id = b"%b-p%d" % (request_id, len(handoff.failed) + declined)
+        reply = await self._ask(leg.member.id, handoff, routed, body, own_id, timeout_s=leg.patience_s)
+        now = plane.now()
+        if reply.status >= 500:
+            raise CallError(Outcome.SERVER_ERROR, f"answered with status {reply.status}")
+        if reply.status >= 400:
+            leg.end(Outcome.CLIENT_ERROR, now)
+            return f"answered with status {reply.status}"
+        said = told(reply.body)
+        _, usage, _ = read_body(routed.dialect, reply.body)
+        if said.params is None or not is_handed(said.params):
+            leg.end(Outcome.COMPLETED, now, usage)
+            _log.warning(
+                "prefill replica %s keeps nothing for decode: its --kv-transfer-config names no connector"
+                " that does",
+                leg.member.id,
+            )
+            return "keeps nothing"
+        known = ids_of(said.prompt_ids) if said.prompt_ids is not None else None
+        if leg.claim_used and known != handoff.rendered:
+            self._distrust(
+                routed, f"replica {leg.member.id} renders a prompt in one way and computes another"
+            )
+            leg.end(Outcome.COMPLETED, now, usage)
+            return "other tokens"
+        leg.end(Outcome.COMPLETED, now, usage)
+        handoff.params = said.params
+        handoff.ids = known
+        handoff.cached = usage.cached_tokens if usage is not None else None
+        handoff.prefill = leg.member.id
+        return ""
+
+    async def _back(self, leg: Leg, handoff: Handoff, routed: Routed, *, declined: bool) -> bytes | None:
+        """By what parameters the prompt's beginning is fetched back from decode; `None` = it is not."""
+        engine = self._engine
+        claim = leg.claim
+        counts = engine.pairs.unreturned
+        if claim is None:
+            if not declined:
+                held = leg.pairing.pulls is not None
+                counts[Unreturned.CHEAPER if held and leg.pairing.pull is None else Unreturned.NONE] += 1
+            return None
+        await asyncio.wait((self._begin_render(handoff, routed, leg.member.id),))
+        ids = handoff.rendered
+        if ids is None:
+            counts[Unreturned.UNKNOWN_TOKENS] += 1
+            return None
+        shared = min(common(claim.tokens, ids), len(ids) - 1)
+        tokens = shared // claim.block_tokens * claim.block_tokens
+        if tokens < self._rules(routed).least_tokens:
+            # Nor will it be of use to a later turn: what the two prompts share has ended.
+            counts[Unreturned.OTHER_TOKENS] += 1
+            leg.claim = None
+            engine.pairs.claims.drop(claim)
+            return None
+        leg.claim_used = True
+        return trimmed(claim.offer, tokens, claim.block_tokens)
+
+    async def _render(self, handoff: Handoff, routed: Routed, replica: ReplicaId) -> None:
+        """Ask a replica of which tokens it makes the prompt."""
+        path = routed.turn.path.encode("latin-1") + b"/render"
+        parts = self._request(replica, routed, path, b"".join(routed.body), None)
+        if parts is None:
+            return
+        try:
+            async with asyncio.timeout(_RENDER_S):
+                reply = await Call(self._plane.limits.body).ask(self._plane.pools[replica], parts)
+        except (CallError, TimeoutError):
+            return
+        raw = rendered_ids(reply.body) if reply.status == 200 else None
+        handoff.rendered = ids_of(raw) if raw is not None else None
+
+    async def _ask(
+        self,
+        replica: ReplicaId,
+        handoff: Handoff | None,
+        routed: Routed,
+        body: bytes,
+        request_id: bytes,
+        *,
+        timeout_s: float | None,
+    ) -> Reply:
+        parts = self._request(replica, routed, routed.turn.path.encode("latin-1"), body, request_id)
+        if parts is None:
+            raise CallError(Outcome.CONNECT_FAILED, "has left the fleet")
+        call = Call(self._plane.limits.body)
+        if handoff is not None:
+            handoff.call = call
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await call.ask(self._plane.pools[replica], parts)
+        except TimeoutError:
+            raise CallError(Outcome.TIMEOUT, f"did not answer within {timeout_s:.1f} s") from None
+
+    def _request(
+        self, replica: ReplicaId, routed: Routed, path: bytes, body: bytes, request_id: bytes | None
+    ) -> tuple[bytes, bytes] | None:
+        """A request with the client's headers; `None` where the replica has left."""
+        pool = self._plane.pools.get(replica)
+        if pool is None:
+            return None
+        own = request_id if request_id is not None else self._plane.request_id(None)
+        head = b"".join((b"POST ", path, pool.head_suffix, routed.head_end, closing(len(body), own)))
+        return head, body
+
+    # --- decode -------------------------------------------------------------------------------------
+
+    def decode_parts(
+        self, handoff: Handoff, parts: tuple[bytes | memoryview, ...], ticket: Ticket
+    ) -> tuple[bytes | memoryview, ...]:
+        """The request for the decode replica."""
+        assert handoff.params is not None
+        whole = handoff.whole
+        wanted = handoff.body.comparable and (whole or not ticket.turn.stream) and not handoff.body.asks_ids
+        return decode_parts(parts, handoff.params, ids=wanted, whole=whole)
+
+    def answered(self, handoff: Handoff, routed: Routed, ticket: Ticket, raw: bytes) -> bytes:
+        """Take note of decode's whole answer. Returns what of it goes to the client."""
+        said = told(raw)
+        if said.params is not None:
+            ids = None
+            if handoff.ids is not None and said.reply_ids is not None:
+                reply = ids_of(said.reply_ids)
+                ids = handoff.ids + reply if reply is not None else None
+            self._keep(handoff, routed, ticket, said.params, ids)
+            self._compare(handoff, routed, ticket, said.prompt_ids)
+        else:
+            self._engine.pairs.unclaimed[Unclaimed.NOT_OFFERED] += 1
+        answer = shown(raw, ids=handoff.body.asks_ids)
+        if handoff.whole:
+            assert routed.dialect is not None
+            answer = restreamed(routed.dialect, answer, usage=not routed.hide_usage)
+        return answer
+
+    def streamed(self, handoff: Handoff, routed: Routed, ticket: Ticket, offer: bytes | None) -> None:
+        """Take note of the end of decode's stream, and of what it said of the blocks that are kept."""
+        if offer is None:
+            self._engine.pairs.unclaimed[Unclaimed.STREAMED] += 1
+            return
+        self._told_in_streams.add(ticket.decision.replica)
+        # What was generated is not known as tokens: the prompt's are enough for most of it.
+        self._keep(handoff, routed, ticket, offer, handoff.ids)
+
+    def usage(self, handoff: Handoff, usage: Usage | None) -> Usage | None:
+        """Decode counts all that it fetched as cached. What nobody had to compute, prefill knows."""
+        if usage is None or handoff.prefill is None:
+            return usage
+        return usage._replace(cached_tokens=handoff.cached)
+
+    def _keep(
+        self, handoff: Handoff, routed: Routed, ticket: Ticket, raw: bytes, ids: "array[int] | None"
+    ) -> None:
+        """Enter what decode holds, for the session's next turn; or have it let go of."""
+        engine, turn = self._engine, ticket.turn
+        counts = engine.pairs.unclaimed
+        block_tokens = engine.block_tokens(ticket.decision.replica)
+        offer = offer_of(raw, block_tokens) if block_tokens is not None else None
+        until = engine.claimable(ticket, self._plane.now())
+        if block_tokens is None or offer is None:
+            counts[Unclaimed.NOT_UNDERSTOOD] += 1
+            return
+        expires_at = until if until is not None else self._plane.now() + self._rules(routed).ttl_s
+        replica = ticket.decision.replica
+        known = ids[: offer.tokens] if ids is not None else array("I")
+        claim = Claim(replica, ticket.epoch, turn.model, known, block_tokens, raw, expires_at)
+        if until is None or turn.session is None:
+            counts[Unclaimed.NO_SESSION] += 1
+        elif not handoff.body.comparable or not known:
+            counts[Unclaimed.NOT_COMPARABLE] += 1
+        else:
+            engine.pairs.claims.put(ticket.model.key(turn.session), claim)
+            return
+        engine.pairs.claims.drop(claim)
+
+    def _compare(self, handoff: Handoff, routed: Routed, ticket: Ticket, prompt_ids: bytes | None) -> None:
+        """Whether both replicas made the same tokens of the prompt. If not, the answer was wrong."""
+        if handoff.ids is None or prompt_ids is None:
+            return
+        if ids_of(prompt_ids) != handoff.ids:
+            pair = f"replicas {handoff.prefill} and {ticket.decision.replica}"
+            self._distrust(routed, f"{pair} make different tokens of one prompt")
+
+    def _distrust(self, routed: Routed, why: str) -> None:
+        self._distrusted.add(routed.turn.model)
+        _log.error(
+            "no KV is handed from one replica to another for model %r any more, until this router restarts:"
+            " %s; all replicas of a model need the same weights, tokenizer and chat template",
+            routed.turn.model,
+            why,
+        )
+
+    # --- afterwards ---------------------------------------------------------------------------------
+
+    def sweep(self, now: float) -> None:
+        """Let go of what nobody will fetch, at the replicas that hold it."""
+        for claim in self._engine.pairs.claims.dropped(now):
+            prefill = self._engine.release_by(claim.model)
+            if prefill is None or self._releasing >= _RELEASES:
+                continue  # the holder's own time ends it
+            self._releasing += 1
+            self._plane.tasks.spawn(self._release(claim, prefill), name=f"release at {claim.replica}")
+
+    async def _release(self, claim: Claim, prefill: ReplicaId) -> None:
+        """Have a prefill replica compute one token and fetch nothing from there, which ends what is held."""
+        params = trimmed(claim.offer, 0, claim.block_tokens)
+        body = b'{"model":%b,"prompt":[5],"max_tokens":1,"kv_transfer_params":%b}' % (
+            msgspec.json.encode(claim.model),
+            params,
+        )
+        pool = self._plane.pools.get(prefill)
+        done = False
+        try:
+            if pool is not None:
+                head = b"".join(
+                    (
+                        b"POST /v1/completions",
+                        pool.head_suffix,
+                        b"content-type: application/json\r\n",
+                        closing(len(body), self._plane.request_id(None)),
+                    )
+                )
+                async with asyncio.timeout(_RELEASE_S):
+                    reply = await Call(self._plane.limits.body).ask(pool, (head, body))
+                done = reply.status == 200
+        except (CallError, TimeoutError):
+            done = False
+        finally:
+            self._releasing -= 1
+            self.released[done] += 1
+
+    def _rules(self, routed: Routed) -> PairRules:
+        return self._engine.pair_rules(routed.plan)

@@ -1,0 +1,144 @@
+"""Bodies of pairs: what one replica may compute for another, what each is sent, what the client sees."""
+
+import json
+from typing import Any
+
+import pytest
+
+from router.dataplane.dialects import Dialect
+from router.dataplane.pair_body import (
+    PairBody,
+    Told,
+    decode_parts,
+    prefill_body,
+    read_pair,
+    rendered_ids,
+    shown,
+    told,
+)
+
+CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def read(dialect: Dialect | None = Dialect.CHAT, **more: Any) -> PairBody | None:
+    return read_pair(dialect, json.dumps({**CHAT, **more}).encode())
+
+
+def test_a_chat_of_texts_and_tool_calls_is_comparable() -> None:
+    assert read() == PairBody(True, False)
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
+    assert read(messages=[{"role": "user", "content": parts}, call]) == PairBody(True, False)
+    assert read(return_token_ids=True, n=1, echo=False, prompt_logprobs=None) == PairBody(True, True)
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", None])
+def test_what_is_no_text_is_not(kind: str | None) -> None:
+    messages = [{"role": "user", "content": [{"type": kind}]}]
+    assert read(messages=messages) == PairBody(False, False)
+    assert read(messages=[{"content": 5}]) == PairBody(False, False)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"n": 2},
+        {"best_of": 3},
+        {"echo": True},
+        {"use_beam_search": True},
+        {"prompt_logprobs": 0},
+        {"truncate_prompt_tokens": 10},
+        {"previous_response_id": "r"},
+        {"background": True},
+        {"prompt_embeds": "x"},
+    ],
+)
+def test_what_one_replica_must_do_alone(more: dict[str, Any]) -> None:
+    assert read(**more) is None
+
+
+def test_by_dialect() -> None:
+    assert read(Dialect.MESSAGES) == read(Dialect.RESPONSES) == PairBody(False, False)
+    assert read(Dialect.COMPLETIONS, prompt="hi") == PairBody(True, False)
+    for prompt in (["a", "b"], [1, 2], None, 5):
+        assert read(Dialect.COMPLETIONS, prompt=prompt) is None
+    for other in (Dialect.TOKENIZE, Dialect.POOLING, None):
+        assert read(other) is None
+    assert read_pair(Dialect.CHAT, b"[1]") is None
+
+
+def test_prefill_gets_the_same_prompt_and_is_asked_for_one_token() -> None:
+    body = json.dumps(
+        {
+            **CHAT,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "max_tokens": 500,
+            "max_completion_tokens": 400,
+            "min_tokens": 3,
+            "logprobs": True,
+            "top_logprobs": 2,
+            "tools": [{"type": "function"}],
+            "temperature": 0.5,
+        }
+    ).encode()
+    sent = json.loads(prefill_body(Dialect.CHAT, body, b'{"do_remote_decode":true}', ids=True))
+    assert sent == {
+        **CHAT,
+        "tools": [{"type": "function"}],
+        "temperature": 0.5,
+        "kv_transfer_params": {"do_remote_decode": True},
+        "max_tokens": 1,
+        "stream": False,
+        "return_token_ids": True,
+    }
+    other = json.loads(prefill_body(Dialect.RESPONSES, b'{"store":true}', b"{}", ids=False))
+    assert other == {"kv_transfer_params": {}, "max_output_tokens": 1, "store": False, "stream": False}
+
+
+def test_decode_gets_the_clients_request_and_where_to_fetch() -> None:
+    body = json.dumps({**CHAT, "stream": True, "stream_options": {}}).encode()
+    kept = json.loads(b"".join(decode_parts((body,), b'{"a":1}', ids=False, whole=False)))
+    assert kept == {**CHAT, "stream": True, "stream_options": {}, "kv_transfer_params": {"a": 1}}
+    whole = json.loads(b"".join(decode_parts((body,), b'{"a":1}', ids=True, whole=True)))
+    assert whole == {**CHAT, "kv_transfer_params": {"a": 1}, "return_token_ids": True}
+
+
+ANSWER: dict[str, Any] = {
+    "id": "x",
+    "choices": [{"index": 0, "message": {"content": "}]{["}, "token_ids": [4, 5]}],
+    "prompt_token_ids": [1, 2, 3],
+    "kv_transfer_params": {"remote_port": 1},
+    "usage": {},
+}
+
+
+def test_a_whole_answer_tells_its_tokens_and_what_is_kept() -> None:
+    params, prompt, reply = told(json.dumps(ANSWER).encode())
+    assert params is not None
+    assert (json.loads(params), prompt, reply) == ({"remote_port": 1}, b"[1, 2, 3]", b"[4, 5]")
+    completion = {
+        "choices": [{"text": "", "token_ids": [4], "prompt_token_ids": [1]}],
+        "prompt_token_ids": None,
+    }
+    assert told(json.dumps(completion).encode()) == Told(None, b"[1]", b"[4]")
+    assert told(b"[]") == told(b"nonsense") == told(b'{"choices":5}') == Told(None, None, None)
+    assert told(b'{"choices":null}') == Told(None, None, None)
+
+
+def test_the_client_sees_null_where_it_did_not_ask() -> None:
+    body = json.dumps(ANSWER).encode()
+    assert json.loads(shown(body, ids=False)) == {
+        **ANSWER,
+        "choices": [{**ANSWER["choices"][0], "token_ids": None}],
+        "prompt_token_ids": None,
+        "kv_transfer_params": None,
+    }
+    assert json.loads(shown(body, ids=True)) == {**ANSWER, "kv_transfer_params": None}
+    assert shown(b'{"choices":[]}', ids=False) == b'{"choices":[]}'
+
+
+def test_a_rendered_prompt_is_one_object_or_a_list_of_one() -> None:
+    assert rendered_ids(b'{"token_ids":[1,2]}') == rendered_ids(b' [{"token_ids":[1,2]}]') == b"[1,2]"
+    for text in (b"[]", b'[{"token_ids":[1]},{"token_ids":[2]}]', b"{}", b"x", b"[5]"):
+        assert rendered_ids(text) is None
