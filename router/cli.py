@@ -17,14 +17,17 @@ from router.base.build import kind_of_build
 from router.base.errors import HomingError, SettingsError
 from router.base.heap import settle_heap
 from router.base.system import allow_open_files
-from router.base.tasks import TaskOwner
+from router.base.tasks import TaskOwner, first_of
 
 if TYPE_CHECKING:
+    from router.controlplane.place import Place
     from router.controlplane.reload import Read
     from router.kv.agent import Agent
     from router.kv.gateway import Gateway
     from router.settings.compare import Settings
+    from router.settings.config import RouterConfig
     from router.simulator.replay.events import FleetEvent
+    from router.supervisor import Supervisor
     from router.wiring import Router
 
 T = TypeVar("T")
@@ -32,6 +35,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 _LEVELS: Final = ("debug", "info", "warning", "error")
+_MOST_WORKERS: Final = 256
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,6 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
+    from router.controlplane.place import read_place
     from router.settings.compare import Settings
     from router.settings.credentials import load_secrets
     from router.settings.flags import config_from_flags
@@ -73,15 +78,31 @@ def _serve(arguments: argparse.Namespace) -> int:
         )
         return Settings(loaded, load_secrets(loaded, os.environ), os.environ)
 
+    place = read_place(arguments.worker) if arguments.worker is not None else None
     settings = read(None)
-    _log_to_stderr(arguments)
+    _log_to_stderr(arguments, f"worker {place.number}: " if place is not None else "")
     allow_open_files()
+    if place is not None:
+        return _run(_work_until_stopped(settings, read, place))
+    if arguments.workers > 1:
+        return _run(_supervise_until_stopped(settings, arguments.workers, _worker_command(arguments)))
     return _run(_serve_until_stopped(settings, read))
 
 
-def _log_to_stderr(arguments: argparse.Namespace) -> None:
+def _worker_command(arguments: argparse.Namespace) -> list[str]:
+    """What starts a worker of this very router, but for its place."""
+    command = [sys.executable, "-P", "-m", "router.cli", "serve", "--log-level", arguments.log_level]
+    for flag in ("config", "policy", "listen", "admin"):
+        if (value := getattr(arguments, flag)) is not None:
+            command += [f"--{flag}", str(value)]
+    for url in arguments.replica:
+        command += ["--replica", url]
+    return [*command, "--worker"]
+
+
+def _log_to_stderr(arguments: argparse.Namespace, who: str = "") -> None:
     logging.basicConfig(
-        level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        level=arguments.log_level.upper(), format=f"%(asctime)s %(levelname)s {who}%(name)s: %(message)s"
     )
     # A log that cannot be written, on a full disk say, must not be reported in the same place.
     logging.raiseExceptions = False
@@ -100,22 +121,64 @@ async def _serve_until_stopped(settings: "Settings", read: "Read") -> int:
     stop = _stop_event()
     try:
         handed_over = router.succession.handed_over
-        await _first_of(router.start(), stop.wait())
+        await first_of(router.start(), stop.wait())
         if not stop.is_set():
             settle_heap()
             _announce(router)
-            await _first_of(stop.wait(), handed_over.wait())
-        grace_s = router.config.restart.grace
-        if handed_over.is_set():
-            grace_s = router.config.restart.linger
-            _say("homing: a successor has taken over; running turns may end", sys.stderr)
-        else:
-            _say("homing: stopping; running turns may end (once more: at once)", sys.stderr)
+            await first_of(stop.wait(), handed_over.wait())
+        grace_s = _farewell(router.config, handed_over.is_set())
         stop.clear()
-        await _first_of(router.close(grace_s), stop.wait())
+        await first_of(router.close(grace_s), stop.wait())
     finally:
         await reloads.close()
         await router.close()
+    return 0
+
+
+def _farewell(config: "RouterConfig", handed_over: bool) -> float:
+    """Say that this is the end; returns the seconds that running turns get."""
+    if handed_over:
+        _say("homing: a successor has taken over; running turns may end", sys.stderr)
+        return config.restart.linger
+    _say("homing: stopping; running turns may end (once more: at once)", sys.stderr)
+    return config.restart.grace
+
+
+async def _work_until_stopped(settings: "Settings", read: "Read", place: "Place") -> int:
+    from router.wiring import Router
+    from router.worker import Worker
+
+    router = Router(settings.loaded, settings.secrets, environ=settings.environ, read=read, place=place)
+    reloads = TaskOwner()
+    _reload_at_hangup(router, reloads)
+    stop = _stop_event()
+    try:
+        await Worker(router, place).run(stop)
+    finally:
+        await reloads.close()
+    return 0
+
+
+async def _supervise_until_stopped(settings: "Settings", count: int, command: Sequence[str]) -> int:
+    from router.supervisor import Supervisor
+
+    supervisor = Supervisor(settings, count, command)
+    for notice in supervisor.notices:
+        _say(f"note: {notice}", sys.stderr)
+    if sys.platform != "win32":
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, supervisor.reload)
+    stop = _stop_event()
+    handed_over = supervisor.succession.handed_over
+    try:
+        await first_of(supervisor.start(), stop.wait())
+        if not stop.is_set():
+            await _announce_crew(supervisor)
+            await first_of(stop.wait(), handed_over.wait())
+        grace_s = _farewell(settings.loaded.value, handed_over.is_set())
+        stop.clear()
+        await first_of(supervisor.close(grace_s), stop.wait())
+    finally:
+        await supervisor.close()
     return 0
 
 
@@ -124,20 +187,43 @@ def _version() -> str:
 
 
 def _announce(router: "Router") -> None:
-    config = router.config
     fleet = router.engine.replicas(router.clock.now())
-    well = sum(status.health == "healthy" for status in fleet)
-    replicas = "1 replica" if len(fleet) == 1 else f"{len(fleet)} replicas"
     _say(
-        f"{_version()}: {'http' if config.tls is None else 'https'}://{config.listen.host}:{router.dataplane.port}"
-        f" -> {replicas} ({well} healthy), policy {router.engine.plans[0].name};"
-        f" admin http://{config.admin.listen.host}:{router.admin.port}"
+        _served(
+            router.config,
+            router.dataplane.port,
+            router.admin.port,
+            [status.health for status in fleet],
+            router.engine.plans[0].name,
+        )
     )
     for status in fleet:
         if status.health != "healthy":
             _say(f"  {status.id} {status.url}: {status.health} {status.why}".rstrip())
     if router.secrets.admin_token is None:
         _say(f"admin token for writes, made up for this run: {router.admin.token}")
+
+
+async def _announce_crew(supervisor: "Supervisor") -> None:
+    fleet = await supervisor.fleet()
+    health = [str(replica["health"]) for replica in fleet]
+    line = _served(supervisor.config, supervisor.crew.port, supervisor.admin.port, health, supervisor.policy)
+    _say(f"{line}; {len(supervisor.crew)} workers")
+    for replica in fleet:
+        if replica["health"] != "healthy":
+            _say(f"  {replica['name']} {replica['url']}: {replica['health']} {replica['why']}".rstrip())
+    if supervisor.secrets.admin_token is None:
+        _say(f"admin token for writes, made up for this run: {supervisor.admin.token}")
+
+
+def _served(config: "RouterConfig", port: int, admin_port: int, health: Sequence[str], policy: str) -> str:
+    well = sum(state == "healthy" for state in health)
+    replicas = "1 replica" if len(health) == 1 else f"{len(health)} replicas"
+    return (
+        f"{_version()}: {'http' if config.tls is None else 'https'}://{config.listen.host}:{port}"
+        f" -> {replicas} ({well} healthy), policy {policy};"
+        f" admin http://{config.admin.listen.host}:{admin_port}"
+    )
 
 
 def _say(line: str, stream: TextIO | None = None) -> None:
@@ -346,18 +432,6 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
         return runner.run(work)
 
 
-async def _first_of(*works: Coroutine[Any, Any, object]) -> None:
-    """Wait for the one that ends first, and end the others. Raises what one of them raised."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(work) for work in works]
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in tasks:
-                task.cancel()
-    except ExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-
-
 def _stop_event() -> asyncio.Event:
     """Set by SIGINT or SIGTERM."""
     stop = asyncio.Event()
@@ -411,6 +485,14 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--policy", metavar="FILE|NAME", help="the default policy: a file, or a shipped one")
     serve.add_argument("--listen", metavar="HOST:PORT", help="data port (default 127.0.0.1:8080)")
     serve.add_argument("--admin", metavar="HOST:PORT", help="admin port (default 127.0.0.1:9090)")
+    serve.add_argument(
+        "--workers",
+        type=_workers,
+        default=1,
+        metavar="N",
+        help="processes that share the work, about one a core (default 1)",
+    )
+    serve.add_argument("--worker", help=argparse.SUPPRESS)
     serve.add_argument("--log-level", choices=_LEVELS, default="info")
     serve.set_defaults(run=_serve)
 
@@ -592,6 +674,12 @@ def _count(text: str) -> int:
 def _whole(text: str) -> int:
     if (number := _count(text)) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return number
+
+
+def _workers(text: str) -> int:
+    if (number := _whole(text)) > _MOST_WORKERS:
+        raise argparse.ArgumentTypeError(f"{text} are more than the {_MOST_WORKERS} that can be meant")
     return number
 
 

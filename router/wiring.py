@@ -1,6 +1,7 @@
 """Builds a router from its settings and runs it: the one place that knows every part."""
 
 import logging
+import socket
 import sys
 from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import partial
@@ -19,9 +20,11 @@ from router.base.system import open_files
 from router.controlplane.admin import AdminServer, AdminSources
 from router.controlplane.certificate import certificate_watch
 from router.controlplane.discovery import Discovery, Source
+from router.controlplane.hearsay import Hearsay
 from router.controlplane.insight import InsightSources
 from router.controlplane.kv_agents import AgentAddress, KvAgents
 from router.controlplane.kv_feed import KvFeeds
+from router.controlplane.place import Place
 from router.controlplane.prefetch import Prefetcher
 from router.controlplane.probe import Prober, ProbeTiming
 from router.controlplane.reload import Read, Reloader
@@ -96,8 +99,11 @@ class Router:
         read: Read | None = None,
         environ: Mapping[str, str] | None = None,
         look_every_s: float = 2.0,
+        place: Place | None = None,
     ) -> None:
-        """`read` reads the settings anew; without it a reload finds nothing changed. Files are looked at
+        """`place`: of a worker, one of several processes that serve the same clients; `None` = it is alone.
+
+        `read` reads the settings anew; without it a reload finds nothing changed. Files are looked at
         every `look_every_s` seconds, and taken up when they have changed and two looks find them the same.
         """
         config = loaded.value
@@ -108,14 +114,19 @@ class Router:
         self.reloader = Reloader(
             settings, read if read is not None else lambda _: settings, self._apply, self.clock
         )
-        self.notices = (*loaded.notices, *_access_notices(config, secrets))
+        self.notices = notices_of(loaded, secrets)
         self._policy_text = _policy_text(loaded)
         self._rng = rng if rng is not None else Random()
         self._look_every_s = look_every_s
         self._probing = False
-        plans = build_plans(loaded)
+        self._place = place
+        self._parts = place.of if place is not None else 1
+        plans = build_plans(loaded, self._parts)
+        self.hearsay = Hearsay(self.clock) if place is not None else None
         self.counters = Counters()
-        self.recent = RecentDecisions(self.clock)
+        self.recent = RecentDecisions(
+            self.clock, worker=place.number if place is not None else 0, workers=self._parts
+        )
         self.history = History(self.clock)
         self.timelines = Timelines(self.clock)
         self.moves = Moves(self.clock)
@@ -140,6 +151,8 @@ class Router:
         self.shadow = Shadow(build_plan(loaded.shadow.value)) if loaded.shadow is not None else None
         if self.shadow is not None:
             observers.append(self.shadow)
+        if self.hearsay is not None:
+            observers.append(self.hearsay)
         self._fanout = fanout = Fanout(observers)
         self._prefetches = False
         pullbook = PullBook(plans[0].pull)
@@ -152,7 +165,10 @@ class Router:
             on_detach=lambda error: _log.error(
                 "telemetry failed and is detached; routing goes on", exc_info=error
             ),
+            on_stored=self.hearsay.stored if self.hearsay is not None else None,
         )
+        if self.hearsay is not None:
+            self.hearsay.engine = self.engine
         self.discovery = Discovery(self.clock, self._set_replicas, self.engine.has_turns)
         self.feeds = KvFeeds(self.engine)
         # Whoever tells the engine of replicas tells the shadow, too.
@@ -164,7 +180,7 @@ class Router:
             self.engine,
             self.routing,
             clock=self.clock,
-            limits=_limits(config),
+            limits=_limits(config, self._parts),
             access=secrets.keys,
             tenant_header=config.access.tenant_header,
             tls=secrets.tls.context if secrets.tls is not None else None,
@@ -275,6 +291,16 @@ class Router:
             return None
 
     def _succession(self, folder: Path, secret: bytes) -> Succession:
+        if self._place is not None:
+            # Its parent sees to all else.
+            return Succession(
+                EngineKeeper(self.engine, self.clock, secret),
+                recall_from=Path(self._place.recall_from),
+                leave_at=Path(self._place.leave_at),
+                handover_path=None,
+                addresses={},
+                listeners=dict,
+            )
         written = self.config.restart
         snapshot = folder / written.snapshot if written.snapshot is not None else None
         return Succession(
@@ -288,7 +314,7 @@ class Router:
 
     def _settings_watch(self, every_s: float) -> FileWatch:
         def look() -> Stamps:
-            return stamps_of(files_of(self.reloader.settings.loaded))
+            return stamps_of(files_of(self.reloader.as_read.loaded))
 
         return FileWatch(
             "the settings",
@@ -301,7 +327,7 @@ class Router:
     def _apply(self, settings: Settings) -> None:
         """Put other settings in force. What can fail comes first."""
         config, secrets = settings.loaded.value, settings.secrets
-        plans = build_plans(settings.loaded)
+        plans = build_plans(settings.loaded, self._parts)
         routing = _routing(plans, settings)
         sources = self._sources(settings)
         text = _policy_text(settings.loaded)
@@ -315,7 +341,7 @@ class Router:
             self.shadow.set_plan(shadow)
         self.dataplane.configure(
             routing,
-            _limits(config),
+            _limits(config, self._parts),
             secrets.keys,
             config.access.tenant_header,
             _hints(config, secrets, plans),
@@ -385,22 +411,31 @@ class Router:
         if self.span_export is not None:
             self.span_export.start()
         await self.succession.begin()
-        await self.admin.start(admin.host, admin.port, self.succession.sockets(ADMIN))
+        if self._place is not None:
+            await self.admin.start_private(socket.socket(fileno=self._place.admin))
+            sockets = [socket.socket(fileno=number) for number in self._place.data]
+        else:
+            await self.admin.start(admin.host, admin.port, self.succession.sockets(ADMIN))
+            sockets = self.succession.sockets(DATA)
         await self.probe_once()
         await self.succession.recall()
-        await self.dataplane.start(listen.host, listen.port, self.succession.sockets(DATA))
+        await self.dataplane.start(listen.host, listen.port, sockets)
         self.succession.established()
         for watch in self._watches:
             watch.start()
 
-    async def close(self, grace_s: float = 0.0) -> None:
-        """Stop, giving running turns `grace_s` seconds. May be called after a failed start."""
+    async def close(self, grace_s: float = 0.0, *, succeeded: bool = False) -> None:
+        """Stop, giving running turns `grace_s` seconds. May be called after a failed start.
+
+        `succeeded`: another router listens in its place, as it does after a handover.
+        """
+        succeeded = succeeded or self.succession.handed_over.is_set()
         for watch in self._watches:
             await watch.close()
         await self.succession.close()
         if self.succession.handed_over.is_set():
             await self.admin.close()
-        await self.dataplane.close(grace_s, succeeded=self.succession.handed_over.is_set())
+        await self.dataplane.close(grace_s, succeeded=succeeded)
         await self.succession.leave()
         await self.discovery.close()
         await self.feeds.close()
@@ -471,12 +506,13 @@ def _hints(config: RouterConfig, secrets: Secrets, plans: Sequence[Plan]) -> Hin
     )
 
 
-def _limits(config: RouterConfig) -> Limits:
+def _limits(config: RouterConfig, parts: int) -> Limits:
+    """Of one of so many routers that share the work."""
     limits = config.limits
     return Limits(
         body=limits.body,
         clients=_room_for_clients(),
-        held_bytes=limits.held_bytes,
+        held_bytes=max(limits.body, limits.held_bytes // parts),
         head=limits.head,
         first_byte_s=limits.first_byte,
         idle_s=limits.idle,
@@ -492,6 +528,11 @@ def _room_for_clients() -> int:
     """As many clients as can each have a connection to a replica as well."""
     files = open_files()
     return sys.maxsize if files is None else max(1, (files - min(_OWN_FILES, files // 4)) // 2)
+
+
+def notices_of(loaded: Loaded[RouterConfig], secrets: Secrets) -> tuple[str, ...]:
+    """What an operator should know of these settings: complete lines."""
+    return (*loaded.notices, *_access_notices(loaded.value, secrets))
 
 
 def _access_notices(config: RouterConfig, secrets: Secrets) -> tuple[str, ...]:

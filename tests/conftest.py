@@ -33,14 +33,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 _ON_BOTH = ("integration",)
 # Client libraries do not care which loop the router runs on, so it runs on the one that it will.
 _ON_UVLOOP = ("clients",)
+# Nor do processes of their own care which loop the test runs on.
+_PROCESSES = ("test_workers",)
 
 
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """uvloop is what the router runs on; plain asyncio is what it falls back to."""
-    if item.path.parent.name in _ON_BOTH:
+    if item.path.parent.name in _ON_BOTH and item.path.stem not in _PROCESSES:
         return {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
-    if item.path.parent.name in _ON_UVLOOP:
+    if item.path.parent.name in _ON_UVLOOP or item.path.stem in _PROCESSES:
         return {"uvloop": uvloop.new_event_loop}
     return {"asyncio": asyncio.new_event_loop}

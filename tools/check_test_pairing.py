@@ -38,6 +38,13 @@ TESTED_ELSEWHERE: Mapping[str, str] = {
     "router/kv/remote.py": "tests/integration/test_kv_agents.py",
     "router/kv/serving.py": "tests/integration/test_kv_agents.py",
     "router/kv/sources.py": "tests/integration/test_kv_agents.py",
+    # The listener of the admin API is tested through it.
+    "router/controlplane/admin_port.py": "tests/unit/controlplane/test_admin.py",
+    # Several processes.
+    "router/controlplane/crew.py": "tests/integration/test_workers.py",
+    "router/controlplane/front.py": "tests/integration/test_workers.py",
+    "router/supervisor.py": "tests/integration/test_workers.py",
+    "router/worker.py": "tests/integration/test_workers.py",
     # Two routers, one after the other.
     "router/controlplane/succession.py": "tests/integration/test_restart.py",
     # Whole routers: wiring by each client library, the demo by the wheel's trial.

@@ -46,3 +46,15 @@ class TaskOwner:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("task %r failed", task.get_name(), exc_info=error)
+
+
+async def first_of(*works: Coroutine[Any, Any, object]) -> None:
+    """Wait for the one that ends first, and end the others. Raises what one of them raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(work) for work in works]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                task.cancel()
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None

@@ -5,27 +5,23 @@ is given. Who may call is decided by `guard`.
 """
 
 import difflib
-import errno
 import logging
 import secrets
-import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 import msgspec
 from aiohttp import web
-from aiohttp.typedefs import Handler, Middleware
 
 from router import __version__
 from router.base.build import kind_of_build
 from router.base.clock import Clock
-from router.base.errors import ErrorKind, HomingError, Refused
+from router.base.errors import ErrorKind, Refused
 from router.base.ids import ReplicaId, SessionKey
-from router.base.system import system_words
-from router.controlplane.answers import Problem, decode, json_answer, proper_answers, read_body, read_limit
+from router.controlplane.admin_port import AdminPort
+from router.controlplane.answers import Problem, decode, json_answer, read_body, read_limit
 from router.controlplane.discovery import SourceStatus
-from router.controlplane.guard import Caller, Guard, is_loopback
 from router.controlplane.insight import Insight, InsightSources
 from router.controlplane.kv_feed import FeedStatus
 from router.controlplane.overview import fleet_totals, is_ready, notices, why_not_ready
@@ -37,7 +33,8 @@ from router.core.session import Session
 
 _log = logging.getLogger(__name__)
 
-_SHUTDOWN_S: Final = 1.0
+READ_ONLY: Final = ("/api/explain",)
+"""Paths whose POST changes nothing."""
 
 # Faults of the request that is to be explained. Any other refusal is the fleet's condition: 409.
 _BAD_INPUT: Final = frozenset({ErrorKind.BAD_REQUEST, ErrorKind.NOT_FOUND})
@@ -111,11 +108,7 @@ class AdminSources:
 
 
 class AdminServer:
-    """Serves one address. `start` before use, `close` after.
-
-    Without a `token` a random one is made, which is right for loopback only: `start` raises `HomingError`
-    elsewhere. It is the `token` property.
-    """
+    """The endpoints, and the `AdminPort` that serves them: `start` before use, `close` after."""
 
     def __init__(
         self,
@@ -130,76 +123,35 @@ class AdminServer:
         self._fleet = fleet
         self._clock = clock
         self._sources = sources
-        self._configured = bool(token)
-        self._token = token or secrets.token_urlsafe(32)
-        self._allowed_hosts = tuple(allowed_hosts)
-        self._max_body_bytes = max_body_bytes
         self._pages = Pages()
         self._insight = Insight(fleet, clock, sources.insight)
         self._started_at = clock.now()
         self._instance = secrets.token_hex(8)
-        self._runner: web.AppRunner | None = None
-        self._port = 0
+        self._listener = AdminPort(
+            self.add_routes,
+            token=token,
+            allowed_hosts=allowed_hosts,
+            read_only=READ_ONLY,
+            pages=self._pages.paths,
+            max_body_bytes=max_body_bytes,
+        )
+        self.start = self._listener.start
+        self.start_private = self._listener.start_private
+        self.listeners = self._listener.listeners
+        self.close = self._listener.close
 
     @property
     def token(self) -> str:
         """What writes need: as configured, or as made up."""
-        return self._token
+        return self._listener.token
 
     @property
     def port(self) -> int:
         """The port it listens on, once started; 0 before."""
-        return self._port
+        return self._listener.port
 
-    async def start(self, host: str, port: int, sockets: Sequence[socket.socket] = ()) -> None:
-        """Listen, on `sockets` where there are any: they listen already. Port 0 takes any free one.
-
-        Raises `HomingError` with what to do where it cannot.
-        """
-        if not self._configured and not is_loopback(host):
-            raise HomingError(
-                f"the admin API on {host} can be reached from other machines and has no token: give "
-                "one (admin.token_file or HOMING_ADMIN_TOKEN), or listen on 127.0.0.1"
-            )
-        guard = Guard(
-            host,
-            token=self._token,
-            allowed_hosts=self._allowed_hosts,
-            read_only=("/api/explain",),
-            pages=self._pages.paths,
-        )
-        runner = web.AppRunner(
-            self._application(guard), access_log=None, shutdown_timeout=_SHUTDOWN_S, handle_signals=False
-        )
-        await runner.setup()
-        try:
-            for each in sockets:
-                await web.SockSite(runner, each).start()
-            if not sockets:
-                await web.TCPSite(runner, host, port).start()
-        except OSError as error:
-            await runner.cleanup()
-            raise _cannot_listen(error, host, port) from error
-        self._runner = runner
-        self._port = runner.addresses[0][1]
-
-    def listeners(self) -> list[int]:
-        """The file numbers of the sockets that are listened on."""
-        sites = self._runner.sites if self._runner is not None else ()
-        servers = [server for site in sites if (server := getattr(site, "_server", None)) is not None]
-        return [each.fileno() for server in servers for each in server.sockets]
-
-    async def close(self) -> None:
-        """Stop listening. May be called again."""
-        runner, self._runner = self._runner, None
-        if runner is not None:
-            await runner.cleanup()
-
-    def _application(self, guard: Guard) -> web.Application:
-        app = web.Application(
-            middlewares=[proper_answers, _guarded_by(guard)], client_max_size=self._max_body_bytes
-        )
-        routes = app.router
+    def add_routes(self, routes: web.UrlDispatcher) -> None:
+        """Have them lead here."""
         routes.add_get("/", self._pages.index)
         routes.add_get("/ui/{name}", self._pages.file)
         routes.add_get("/api/overview", self._overview)
@@ -219,7 +171,6 @@ class AdminServer:
         routes.add_post("/api/reload", self._reload)
         routes.add_post("/api/explain", self._explain)
         self._insight.add_to(routes)
-        return app
 
     async def _overview(self, _request: web.Request) -> web.Response:
         now = self._clock.now()
@@ -362,40 +313,8 @@ class AdminServer:
         return json_answer(dict(bill))
 
 
-def _guarded_by(guard: Guard) -> Middleware:
-    @web.middleware
-    async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
-        headers = request.headers
-        sockname = request.get_extra_info("sockname")
-        rejection = guard.check(
-            Caller(
-                request.method,
-                request.path,
-                headers.get("Host"),
-                headers.get("Origin"),
-                headers.get("Authorization"),
-                headers.get("X-Homing-Token"),
-                sockname[0] if sockname else None,
-            )
-        )
-        if rejection is not None:
-            raise Problem(*rejection)
-        return await handler(request)
-
-    return guarded
-
-
 def _replica_fields(status: ReplicaStatus) -> dict[str, object]:
     fields: dict[str, object] = status._asdict()
     fields["name"] = fields.pop("id")
     fields["report"] = status.report._asdict() if status.report is not None else None
     return fields
-
-
-def _cannot_listen(error: OSError, host: str, port: int) -> HomingError:
-    why = system_words(error)
-    if error.errno == errno.EADDRINUSE:
-        why = "the address is in use; stop what listens there, or choose another with --admin HOST:PORT"
-    elif error.errno == errno.EACCES:
-        why = "no permission; choose a port above 1023 with --admin HOST:PORT"
-    return HomingError(f"the admin API cannot listen on {host}:{port}: {why}")

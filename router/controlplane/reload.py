@@ -55,7 +55,7 @@ class Reloader:
         self, settings: Settings, read: Read, apply: Callable[[Settings], None], clock: Clock
     ) -> None:
         """`apply` puts checked settings in force; it raises only where it has changed nothing."""
-        self._settings = settings
+        self._settings = self._as_read = settings
         self._read = read
         self._apply = apply
         self._clock = clock
@@ -71,6 +71,12 @@ class Reloader:
         return self._settings
 
     @property
+    def as_read(self) -> Settings:
+        """Those that were read last, which are in force but for policies that were put since: whoever watches
+        files watches theirs."""
+        return self._as_read
+
+    @property
     def refused(self) -> bool:
         """Whether the latest attempt was."""
         return self.last is not None and self.last.outcome is Outcome.REFUSED
@@ -81,7 +87,10 @@ class Reloader:
 
     async def reload(self, cause: str) -> Reload:
         """Read the settings anew, in a thread: a file system may hang."""
-        return await self._take(cause, lambda: self._read(self._code))
+        reload = await self._take(cause, lambda: self._read(self._code))
+        if reload.outcome is not Outcome.REFUSED:
+            self._as_read = self._settings
+        return reload
 
     async def put_policies(self, text: bytes, cause: str) -> Reload:
         """Take the policies of a YAML text, the first as the default, until the settings are read anew."""

@@ -144,9 +144,14 @@ class Succession:
             return
         self._established = False
         try:
-            await asyncio.to_thread(snapshot.write, self._leave_at, await self._keeper.remember())
+            await self.write_down()
         except SnapshotError as error:
             _log.error("the snapshot %s", error)
+
+    async def write_down(self) -> None:
+        """Write the snapshot as things are. Raises `SnapshotError`."""
+        if self._leave_at is not None:
+            await asyncio.to_thread(snapshot.write, self._leave_at, await self._keeper.remember())
 
     async def _offer(self, wanted: Mapping[str, str]) -> Offer:
         sockets = {

@@ -1,5 +1,7 @@
 """Turns checked settings into what the router runs: plans, replicas, routes. Knows no files, no secrets."""
 
+from dataclasses import replace
+
 from router.base.ids import ReplicaId
 from router.core.fleet import ReplicaSpec, Role
 from router.core.plan import Overload, PairRules, Plan, PullRules, QueueRules, Retry, SessionRules
@@ -64,9 +66,31 @@ def build_plan(policy: Policy) -> Plan:
     )
 
 
-def build_plans(loaded: Loaded[RouterConfig]) -> tuple[Plan, ...]:
-    """The plans of all policies of a config, in the order that `build_routes` counts in: 0 is the default."""
-    return tuple(build_plan(policy.value) for policy in loaded.policies)
+def build_plans(loaded: Loaded[RouterConfig], parts: int = 1) -> tuple[Plan, ...]:
+    """The plans of all policies of a config, in the order that `build_routes` counts in: 0 is the default.
+
+    `parts`: routers that share the work, and keep within the policies' limits together.
+    """
+    return tuple(_part(build_plan(policy.value), parts) for policy in loaded.policies)
+
+
+def _part(plan: Plan, parts: int) -> Plan:
+    """What one of so many is to go by. Limits that cannot be shared out evenly are rounded up."""
+
+    def share(whole: int) -> int:
+        return -(-whole // parts)
+
+    in_flight = plan.overload.in_flight
+    limit = share(in_flight) if in_flight is not None else None
+    queue = plan.queue
+    if queue is not None:
+        queue = replace(queue, most=share(queue.most), most_bytes=share(queue.most_bytes), in_flight=limit)
+    return replace(
+        plan,
+        overload=replace(plan.overload, in_flight=limit),
+        queue=queue,
+        pull=replace(plan.pull, per_source=share(plan.pull.per_source)),
+    )
 
 
 def build_routes(loaded: Loaded[RouterConfig]) -> RouteTable:

@@ -62,6 +62,7 @@ class RecentDecisions(Silent):
         "_open",
         "_records",
         "_serial",
+        "_step",
         "_wall",
     )
 
@@ -69,10 +70,13 @@ class RecentDecisions(Silent):
         self,
         clock: Clock,
         *,
+        worker: int = 0,
+        workers: int = 1,
         max_records: int = 1000,
         max_candidates: int = _MAX_CANDIDATES,
         wall: Callable[[], float] = time.time,
     ) -> None:
+        """Where several `workers` keep decisions, each gives them ids that no other does."""
         if max_records < 1:
             raise ValueError(f"at least 1 decision is kept, not {max_records}")
         self._clock = clock
@@ -81,7 +85,8 @@ class RecentDecisions(Silent):
         self._max_candidates = max_candidates
         self._records: deque[_Record] = deque()
         self._candidates = 0
-        self._serial = 0
+        self._serial = worker
+        self._step = workers
         # By identity: the engine ends a turn with the decision that it began with, and a record keeps its
         # decision alive, so no other object has that id while the entry is here.
         self._open: dict[int, _Record] = {}
@@ -126,15 +131,15 @@ class RecentDecisions(Silent):
     def find(self, serial: int) -> dict[str, object] | None:
         """One record with all that there is of it, by its `id`; `None` if it is not kept any more."""
         records = self._records
-        at = serial - records[0].serial if records else -1
-        return _fields(records[at], self._origin(), False) if 0 <= at < len(records) else None
+        at, others = divmod(serial - records[0].serial, self._step) if records else (-1, 0)
+        return _fields(records[at], self._origin(), False) if not others and 0 <= at < len(records) else None
 
     def _origin(self) -> float:
         """Wall time of the monotonic origin, taken anew each time: the wall clock may have been set."""
         return self._wall() - self._clock.now()
 
     def _next(self) -> int:
-        self._serial += 1
+        self._serial += self._step
         return self._serial
 
     def _keep(self, record: _Record, candidates: int) -> None:

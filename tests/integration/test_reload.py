@@ -64,6 +64,17 @@ async def test_a_policy_that_is_put_decides_for_the_turns_that_follow_and_nothin
         assert yaml.safe_load(shown)["strategy"] == "round-robin"
 
 
+async def test_a_policy_that_is_put_holds_until_a_file_is_replaced():
+    async with fleet(2, reload=True, look_every_s=0.01) as running:
+        assert (await put(running, RING)).json()["outcome"] == "applied"
+        await asyncio.sleep(0.5)  # for many looks at the files
+        assert (await running.admin.get("/api/reload")).json()["last"]["cause"] == "PUT /api/policy"
+        path = running.folder / "home.yaml"
+        path.write_text(path.read_text() + "\n")
+        await until(lambda: running.router.reloader.last.cause == "a file was replaced")
+        assert "policy: home" in (await running.admin.get("/api/policy")).text
+
+
 async def test_a_policy_with_faults_changes_nothing_and_shows_everywhere():
     async with fleet(2) as running:
         before = (await running.admin.get("/api/policy")).text

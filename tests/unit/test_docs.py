@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 import yaml
+from aiohttp import web
 from support.insight import insight
 from support.pages import PAGES, TREE, anchors, blocks, links, prose
 from support.reloads import Reloads
@@ -120,7 +121,8 @@ def admin_routes() -> set[str]:
         insight=insight(),
     )
     server = AdminServer(Engine([_plan()], rng=Random(0)), ManualClock(), sources)
-    app = server._application(None)  # type: ignore[arg-type] # no request is made
+    app = web.Application()
+    server.add_routes(app.router)
     return {
         f"{route.method} {route.resource.canonical}"
         for route in app.router.routes()

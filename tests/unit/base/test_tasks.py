@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from router.base.tasks import TaskOwner
+from router.base.tasks import TaskOwner, first_of
 
 
 async def test_a_task_is_kept_until_it_ends():
@@ -67,3 +67,24 @@ async def test_nothing_starts_once_the_owner_is_closed():
     with pytest.raises(RuntimeError, match="'late'"):
         owner.spawn(asyncio.sleep(0), name="late")
     assert len(owner) == 0
+
+
+async def test_the_first_to_end_ends_the_others():
+    ended = []
+
+    async def waits():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+
+    await first_of(waits(), asyncio.sleep(0), waits())
+    assert ended == [True, True]
+
+
+async def test_what_the_first_raises_is_raised_as_it_is():
+    async def fails():
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        await first_of(asyncio.Event().wait(), fails())

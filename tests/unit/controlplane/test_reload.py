@@ -164,3 +164,16 @@ async def test_attempts_are_counted_and_the_last_shows_until_the_next(router):
     await router.reloader.reload("SIGHUP")
     assert not router.reloader.refused
     assert router.reloader.tally() == {"applied": 0, "unchanged": 1, "refused": 1}
+
+
+async def test_what_was_read_last_stays_what_is_watched_while_other_policies_are_put(router):
+    read = router.reloader.as_read
+    assert (await router.reloader.put_policies(RING.encode(), "PUT")).outcome is Outcome.APPLIED
+    assert router.reloader.as_read is read
+    assert router.reloader.settings is not read
+    router.write(CONFIG + "nonsense: 1\n")
+    assert (await router.reloader.reload("SIGHUP")).outcome is Outcome.REFUSED
+    assert router.reloader.as_read is read
+    router.write(CONFIG)
+    await router.reloader.reload("SIGHUP")
+    assert router.reloader.as_read is router.reloader.settings

@@ -44,6 +44,24 @@ def test_every_key_of_a_policy_reaches_the_plan():
     )
 
 
+def test_routers_that_share_the_work_keep_within_the_limits_together(tmp_path):
+    (tmp_path / "mine.yaml").write_text(
+        "version: 1\npolicy: mine\nstrategy: priced\n"
+        "queue: {order: least-missing, max: 100, bytes: 10MiB}\n"
+        "overload: {in_flight: 10}\nprice: {pull: {per_source: 2}}\n"
+    )
+    (tmp_path / "router.yaml").write_text("version: 1\npolicies: [mine.yaml, ring]\n")
+    loaded = load_config(tmp_path / "router.yaml")
+    mine, ring = build_plans(loaded, 4)
+    assert mine.queue is not None
+    assert (mine.queue.most, mine.queue.most_bytes, mine.queue.in_flight) == (25, 10 * 2**18, 3)
+    assert (mine.overload.in_flight, mine.pull.per_source) == (3, 1)
+    assert (ring.queue, ring.overload.in_flight) == (None, None)
+    alone = build_plans(loaded)
+    assert alone[0].queue is not None
+    assert (alone[0].queue.most, alone[0].overload.in_flight) == (100, 10)
+
+
 def test_a_strategy_that_is_none_is_an_error():
     with pytest.raises(ValueError, match="unknown strategy"):
         build_plan(policy(strategy="prised"))

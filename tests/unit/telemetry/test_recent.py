@@ -173,6 +173,22 @@ def test_a_record_is_found_by_its_id_while_it_is_kept(turn: Turn, decided: Decid
     assert [kept.find(serial) for serial in (-1, 0, 1, 4)] == [None] * 4
 
 
+def test_workers_give_ids_that_differ_and_find_their_own(turn: Turn, decided: Decided) -> None:
+    both = [recent(worker=number, workers=2) for number in range(2)]
+    for kept in both:
+        for _ in range(3):
+            kept.on_decision(turn, decided())
+    ids = [[record["id"] for record in kept.newest(9)] for kept in both]
+    assert ids == [[6, 4, 2], [7, 5, 3]]
+    for own, other, mine in ((both[0], both[1], ids[0]), (both[1], both[0], ids[1])):
+        for number in mine:
+            assert isinstance(number, int)
+            found = own.find(number)
+            assert found is not None
+            assert found["id"] == number
+            assert other.find(number) is None
+
+
 def test_facts_about_replicas_are_not_decisions() -> None:
     kept = recent()
     a, b = ReplicaId("a"), ReplicaId("b")

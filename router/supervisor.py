@@ -1,0 +1,103 @@
+"""Builds a router of several workers: the process that starts them, listens for people, and hands over.
+
+The workers are routers of their own (`router.wiring`), in processes of their own. What they share is the
+address that clients connect to, and what they tell one another.
+"""
+
+import asyncio
+import signal
+import socket
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from router.base.errors import HomingError
+from router.base.system import system_words
+from router.controlplane.crew import Crew
+from router.controlplane.front import Front
+from router.controlplane.succession import ADMIN, DATA, Succession
+from router.settings.compare import Settings
+from router.wiring import notices_of
+
+
+class Supervisor:
+    """The whole of it. `start`, then `close`.
+
+    `command` starts a worker, but for its place, which is the last argument.
+    """
+
+    def __init__(self, settings: Settings, count: int, command: Sequence[str]) -> None:
+        loaded, secrets = settings.loaded, settings.secrets
+        self.config = loaded.value
+        self.secrets = secrets
+        self.notices = notices_of(loaded, secrets)
+        self.policy = loaded.policies[0].value.policy
+        # Only its owner can reach what lies in it, such as the workers' unguarded admin sockets.
+        self._folder = tempfile.TemporaryDirectory(prefix="homing-")
+        self.crew = Crew(count, command, Path(self._folder.name), lambda: self.admin.policies())
+        self.admin = Front(self.crew, token=secrets.admin_token, allowed_hosts=self.config.admin.hosts)
+        restart = self.config.restart
+        snapshot = loaded.folder / restart.snapshot if restart.snapshot is not None else None
+        self.succession = Succession(
+            self.crew,
+            recall_from=snapshot,
+            leave_at=snapshot,
+            handover_path=loaded.folder / restart.handover if restart.handover is not None else None,
+            addresses={DATA: str(self.config.listen), ADMIN: str(self.config.admin.listen)},
+            listeners=lambda: {DATA: self.crew.listeners(), ADMIN: self.admin.listeners()},
+        )
+
+    async def start(self) -> None:
+        """Listen, and start the workers. Raises `HomingError` where an address cannot be had, or a worker
+        cannot start."""
+        listen, admin = self.config.listen, self.config.admin.listen
+        await self.succession.begin()
+        await self.admin.start(admin.host, admin.port, self.succession.sockets(ADMIN))
+        sockets = self.succession.sockets(DATA) or await _bound(listen.host, listen.port)
+        await self.succession.recall()
+        await self.crew.start(sockets)
+        self.succession.established()
+
+    async def close(self, grace_s: float = 0.0) -> None:
+        """Stop, giving running turns `grace_s` seconds. May be called again, and after a failed start."""
+        handed_over = self.succession.handed_over.is_set()
+        await self.succession.close()
+        if handed_over:
+            await self.admin.close()
+        await self.crew.stop(grace_s, succeeded=handed_over)
+        await self.succession.leave()
+        await self.admin.close()
+        self._folder.cleanup()
+
+    def reload(self) -> None:
+        """Have every worker read its files anew."""
+        self.crew.tell_all(signal.SIGHUP)
+
+    async def fleet(self) -> list[dict[str, object]]:
+        """The replicas as workers see them."""
+        found = await self.admin.read("/api/replicas")
+        replicas: list[dict[str, object]] = found.get("replicas", []) if isinstance(found, dict) else []
+        return replicas
+
+
+async def _bound(host: str, port: int) -> list[socket.socket]:
+    """Sockets that are bound to all addresses of a host, and listen as soon as a worker is ready."""
+    loop = asyncio.get_running_loop()
+    sockets: list[socket.socket] = []
+    try:
+        found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            made = socket.socket(family, kind, protocol)
+            sockets.append(made)
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            made.bind(address)
+    except (OSError, OverflowError) as error:
+        for made in sockets:
+            made.close()
+        raise HomingError(
+            f"cannot listen on {host}:{port}: {system_words(error)};"
+            " choose another with --listen or 'listen:'"
+        ) from error
+    return sockets
