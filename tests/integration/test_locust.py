@@ -14,7 +14,7 @@ from support.plane import until
 ROOT = Path(__file__).parents[2]
 
 # An answer takes so long that whoever leaves half-way leaves before its end.
-SLOW = replace(QUICK, time_scale=4.0)
+SLOW = replace(QUICK, time_scale=8.0)
 
 PROFILE = """\
 version: 1
@@ -26,11 +26,11 @@ kinds:
     opening: 100
     turns: 8
     adds: 60
-    answer: 20
+    answer: 60
     gap: 5ms
-    compaction: {above: 1200, to: 100}
+    compaction: {above: 1400, to: 100}
     agents: {chance: 0.4, kind: helper}
-    leaves: 0.1
+    leaves: 0.2
   helper:
     weight: 0
     system: {tokens: 300}
@@ -58,7 +58,7 @@ async def test_agents_play_sessions_and_every_turn_is_measured(tmp_path: Path) -
         )
         asked = [replica.requests for replica in router.replicas.values()]
         try:
-            await until(lambda: sum(map(len, asked)) > 150 or process.returncode is not None, 100.0)
+            await until(lambda: sum(map(len, asked)) > 90 or process.returncode is not None, 100.0)
         finally:
             if process.returncode is None:
                 process.send_signal(signal.SIGTERM)
