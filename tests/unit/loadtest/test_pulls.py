@@ -12,6 +12,9 @@ from router.simulator.replay.trace import Trace
 
 NONE = Trace("none", 64, (), timed=True)
 
+# Whole replays: seconds of processor time each, which on a busy machine are minutes.
+pytestmark = pytest.mark.timeout(400)
+
 
 @pytest.mark.parametrize("name", ["fan-out", "overloaded"])
 def test_at_a_hundred_gigabits_pulls_help_where_kv_lies_in_the_wrong_place(name: str) -> None:
