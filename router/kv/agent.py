@@ -70,7 +70,12 @@ class Agent:
             for peer in config.peers
             if config.mode == "both" or (config.mode == "push-pool" and peer.is_pool)
         }
-        self.pusher = Pusher([one for one in self.sources.values() if one.peer.is_pool], config.push_blocks)
+        self.pusher = Pusher(
+            [one for one in self.sources.values() if one.peer.is_pool],
+            config.push_blocks,
+            codec=config.push_codec,
+            codec_system=config.push_codec_system,
+        )
         self.metrics = MetricsServer(self.exposition)
         self._puller: Puller | None = None
         self._hints = HintReader(secret=config.secret, replica=config.name)
@@ -132,8 +137,8 @@ class Agent:
             owner = await asyncio.to_thread(ArenaOwner, path, slots=slots, part_bytes=part_bytes, parts=parts)
             policy = policy_of(self.config.keeping, slots * owner.arena.block_bytes)
             self.space, self.shelf = space, Shelf(owner, policy, self.hub.tell_gone)
-            self._puller = Puller(self.shelf, self.clock, verify_local=self.config.verify_local)
-            self.pusher.shelf = self.shelf
+            self._puller = Puller(self.shelf, self.clock, space, verify_local=self.config.verify_local)
+            self.pusher.open(self.shelf, space)
         for source in self.sources.values():
             source.compare(space)
         self.server.tell_spaces()

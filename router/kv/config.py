@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from router.kv.breaker import BreakerPolicy
+from router.kv.codec import CodecName
 
 Mode = Literal["off", "push-pool", "both"]
 """`off`: keeps blocks for its own engine only. `push-pool`: pushes to the pool and pulls from it. `both`:
@@ -59,6 +60,10 @@ class AgentConfig:
     """At once."""
     push_blocks: int = 1024
     """That wait to be pushed at most."""
+    push_codec: CodecName = "raw"
+    """How blocks are pushed."""
+    push_codec_system: bool = False
+    """Whether system prompts and tool schemas are coded, too: they serve most."""
     verify_local: bool = True
     """Whether blocks of the own arena are held against their checksum before the engine gets them."""
     max_block_bytes: int = 256 << 20

@@ -72,7 +72,7 @@ class DiskTier:
             payload = whole[start:]
             if _key(head) != key:
                 raise WireFault("the block of another key")
-            if checksum(payload) != head.checksum:
+            if checksum(payload) != head.payload_checksum:
                 raise WireFault("other bytes than were written")
         except (OSError, WireFault) as error:
             self._set_aside(path)

@@ -12,6 +12,8 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from msgspec.structs import replace
+
 from router.base.clock import Clock, SystemClock
 from router.base.tasks import TaskOwner
 from router.kv import messages as m
@@ -20,7 +22,7 @@ from router.kv.config import GatewayConfig
 from router.kv.disk import DiskFault, DiskTier, Found
 from router.kv.exposition import Figure, MetricsServer, exposition
 from router.kv.keys import ROOT, BlockHash, BlockKey, Namespace, SpaceId
-from router.kv.lending import chain_of, head_of, wanted_of
+from router.kv.lending import chain_of, wanted_of
 from router.kv.local import LEASE_S
 from router.kv.policy import policy_of
 from router.kv.serving import Lent, Placed, Server
@@ -39,11 +41,12 @@ _SPACES: Final = 64
 class Copy:
     """Where a block's bytes are."""
 
-    __slots__ = ("memory", "on_disk", "session")
+    __slots__ = ("head", "memory", "on_disk")
 
-    def __init__(self, memory: memoryview | None, session: str, *, on_disk: bool = False) -> None:
+    def __init__(self, memory: memoryview | None, head: m.BlockHead, *, on_disk: bool = False) -> None:
         self.memory = memory
-        self.session = session
+        self.head = head
+        """As it came with it."""
         self.on_disk = on_disk
 
 
@@ -139,7 +142,7 @@ class Gateway:
         self.store.use([block], None, now)
         self.store.lease([block], now + LEASE_S)
         # Its bytes live for as long as somebody refers to them, whatever becomes of the block.
-        return Lent(head_of(block), memory, _nothing)
+        return Lent(replace(block.place.head, zone=block.zone.value, session=""), memory, _nothing)
 
     def wanted(self, offer: m.OfferBlocks) -> bytes:
         return wanted_of(self.store, offer)
@@ -170,7 +173,7 @@ class Gateway:
     def suspect(self, space: bytes, tenant: str, hash_: BlockHash) -> None:
         block = self.store.get(BlockKey(SpaceId(space), tenant, hash_))
         memory = None if block is None else block.place.memory
-        if block is not None and memory is not None and checksum(memory) != block.checksum:
+        if block is not None and memory is not None and checksum(memory) != block.place.head.payload_checksum:
             self._damaged(block)
 
     def chain(self, tenant: str, session: str) -> tuple[list[BlockHash], int]:
@@ -233,7 +236,7 @@ class Gateway:
     # Keeping.
 
     def _keep(self, head: m.BlockHead, memory: memoryview, total: int) -> str:
-        if total != head.checksum:
+        if total != head.payload_checksum:
             self.counts["refused:damaged"] += 1
             return "damaged"
         key, now, size = m.key_of(head), self.clock.now(), memory.nbytes
@@ -248,8 +251,8 @@ class Gateway:
         outcome = self.store.append(
             key,
             BlockHash(head.parent),
-            total,
-            Copy(memory, head.session),
+            head.checksum,
+            Copy(memory, head),
             size=size,
             zone=Zone(head.zone),
             session=head.session,
@@ -357,7 +360,7 @@ class Gateway:
         memory = block.place.memory
         if memory is None or self.store.get(block.key) is not block or not self._may_write():
             return
-        head = head_of(block, block.place.session)
+        head = block.place.head
         for attempt in (1, 2):
             try:
                 await asyncio.to_thread(disk.write, head, memory)
@@ -392,7 +395,7 @@ class Gateway:
         while ready:
             one = ready.popleft()
             key = m.key_of(one.head)
-            copy = Copy(None, one.head.session, on_disk=True)
+            copy = Copy(None, one.head, on_disk=True)
             room = self.store.used_bytes + one.size <= self.store.policy.capacity_bytes
             if room and Appended.STORED is self.store.append(
                 key,

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from router.kv.codec import CodecName
 from router.kv.keys import BlockHash, BlockKey, SpaceId
 from router.kv.wire import Type, WireFault
 
@@ -104,6 +105,15 @@ class BlockHead(Message, frozen=True):
     checksum: Sum
     zone: ZoneName
     session: Label
+    codec: CodecName = "raw"
+    """How the payload is coded. `checksum` is of the bytes that were coded."""
+    coded_checksum: Sum = 0
+    """Of the payload, where it is coded."""
+
+    @property
+    def payload_checksum(self) -> int:
+        """Of the payload as it travels and is kept."""
+        return self.checksum if self.codec == "raw" else self.coded_checksum
 
 
 class EndOf(Message, frozen=True):

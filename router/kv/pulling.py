@@ -7,12 +7,15 @@ Pulls ride on flights, their own or others'. What lands is checked before anybod
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Final
 
 from router.base.clock import Clock
 from router.kv import messages as m
 from router.kv.arena import Handle
-from router.kv.keys import BlockHash, BlockKey, pack_hashes
+from router.kv.checksum import checksum
+from router.kv.codec import CodecFault, Int8
+from router.kv.keys import BlockHash, BlockKey, Namespace, pack_hashes
 from router.kv.remote import RemoteFault
 from router.kv.shelf import Shelf
 from router.kv.sources import Source
@@ -88,8 +91,8 @@ class _Flight:
     """A fetch from one source. The receiver of its blocks."""
 
     __slots__ = (
-        "_at", "_began", "_flying", "_handle", "_ident", "_keys", "_owner", "_riders", "_size", "_system",
-        "_tally", "session", "source",
+        "_at", "_began", "_coded", "_flying", "_handle", "_ident", "_keys", "_owner", "_riders", "_size",
+        "_system", "_tally", "session", "source",
     )  # fmt: skip
 
     def __init__(
@@ -102,6 +105,8 @@ class _Flight:
         self._system = system
         self._at = 0
         self._handle: Handle | None = None
+        self._coded: memoryview | None = None
+        """Of a block that comes coded: its slot gets what it is decoded to."""
         self._riders: dict[Pull, dict[BlockKey, int]] = {}
         self._began = owner.clock.now()
         self._size = 0
@@ -143,14 +148,20 @@ class _Flight:
             return None
         key = self._keys[self._at] if self._at < len(self._keys) else None
         shelf = self._owner.shelf
-        if key is None or head.hash != key.hash or size != shelf.block_bytes:
+        codec = None if head.codec == "raw" else self._owner.codec
+        if head.codec != "raw" and codec is None:
+            self._give_up("codec")
+            return None
+        due = shelf.block_bytes if codec is None else codec.coded_bytes
+        if key is None or head.hash != key.hash or size != due:
             self._give_up("damaged")
             return None
         self._handle = shelf.slot(self._owner.clock.now(), hard=True, tenant=key.tenant)
         if self._handle is None:
             self._give_up("full")
             return None
-        return shelf.owner.arena.block(self._handle)
+        self._coded = None if codec is None else memoryview(bytearray(size))
+        return shelf.owner.arena.block(self._handle) if self._coded is None else self._coded
 
     def progress(self, count: int) -> None:
         self._size += count
@@ -162,7 +173,7 @@ class _Flight:
         handle, self._handle = self._handle, None
         assert handle is not None
         shelf = self._owner.shelf
-        if total != head.checksum:
+        if total != head.payload_checksum:
             shelf.owner.release(handle)
             self._owner.damaged += 1
             if self.source.control is not None:
@@ -170,6 +181,10 @@ class _Flight:
                 self.source.control.tell(Type.SUSPECT, suspect)
             self._give_up("damaged")
             return
+        if self._coded is not None and self._owner.codec is not None:
+            block = shelf.owner.arena.block(handle)
+            self._owner.codec.decode(self._coded, block)
+            self._coded, total = None, checksum(block)
         key = self._keys[self._at]
         zone = Zone.SYSTEM if self._at < self._system else Zone.SESSION
         now = self._owner.clock.now()
@@ -217,8 +232,12 @@ class _Flight:
 class Puller:
     """All pulls and flights of an agent."""
 
-    def __init__(self, shelf: Shelf, clock: Clock, *, verify_local: bool) -> None:
+    def __init__(self, shelf: Shelf, clock: Clock, space: Namespace, *, verify_local: bool) -> None:
         self.shelf = shelf
+        self.codec: Int8 | None = None
+        """For blocks that come coded; `None`: they cannot be used."""
+        with suppress(CodecFault):
+            self.codec = Int8(space)
         self.clock = clock
         self.flights: dict[BlockKey, _Flight] = {}
         self.damaged = 0

@@ -7,9 +7,13 @@ import asyncio
 import logging
 from typing import Final
 
+from msgspec.structs import replace
+
 from router.kv import messages as m
 from router.kv.arena import Handle
-from router.kv.keys import ROOT, BlockKey
+from router.kv.checksum import checksum
+from router.kv.codec import CodecFault, CodecName, Int8, codec_for
+from router.kv.keys import ROOT, BlockKey, Namespace
 from router.kv.lending import head_of, lend_block, offer_of
 from router.kv.pushing import Priority, PushQueue
 from router.kv.remote import Remote, RemoteFault
@@ -31,8 +35,14 @@ _LONG_LIVED: Final = 2
 class Pusher:
     """The queue and what empties it. Without a pool nothing is queued."""
 
-    def __init__(self, pools: list[Source], limit: int) -> None:
+    def __init__(
+        self, pools: list[Source], limit: int, *, codec: CodecName = "raw", codec_system: bool = False
+    ) -> None:
+        """`codec_system`: whether system blocks are coded, too."""
         self.shelf: Shelf | None = None
+        self._codec_name: CodecName = codec
+        self._codec_system = codec_system
+        self._codec: Int8 | None = None
         self.pushed_bytes = 0
         self.pushed_blocks = 0
         self.refused: dict[str, int] = {}
@@ -40,6 +50,15 @@ class Pusher:
         self._pools = pools
         self._queue: PushQueue[tuple[BlockKey, str]] = PushQueue(limit)
         self._wake = asyncio.Event()
+
+    def open(self, shelf: Shelf, space: Namespace) -> None:
+        """Push from this shelf, whose blocks are of that namespace."""
+        self.shelf = shelf
+        try:
+            self._codec = codec_for(self._codec_name, space)
+        except CodecFault as fault:
+            self._codec = None
+            _log.warning("blocks are pushed as they are: %s", fault)
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -98,12 +117,18 @@ class Pusher:
         if not blocks:
             return
         wanted = await control.call(Type.OFFER, offer_of(blocks), m.Wanted, _ANSWER_S)
+        # Coded one after the other and sent all at once: a block must not come before its parent.
         sending = [
-            self._put(bulk, shelf, block, sessions.get(block.key, ""))
+            (block, await self._coded(shelf, block))
             for block, is_wanted in zip(blocks, wanted.wanted, strict=False)
             if is_wanted and shelf.store.get(block.key) is block
         ]
-        for outcome in await asyncio.gather(*sending, return_exceptions=True):
+        puts = [
+            self._put(bulk, shelf, block, sessions.get(block.key, ""), coded)
+            for block, coded in sending
+            if shelf.store.get(block.key) is block
+        ]
+        for outcome in await asyncio.gather(*puts, return_exceptions=True):
             if isinstance(outcome, RemoteFault):
                 raise outcome
             if isinstance(outcome, BaseException):
@@ -124,10 +149,29 @@ class Pusher:
                 ordered[found.key] = found
         return list(ordered.values())
 
-    async def _put(self, bulk: Remote, shelf: Shelf, block: Block[Handle], session: str) -> None:
+    async def _coded(self, shelf: Shelf, block: Block[Handle]) -> memoryview | None:
+        """The block in fewer bytes; `None`: it goes as it is."""
+        codec = self._codec
+        if codec is None or (block.zone is Zone.SYSTEM and not self._codec_system):
+            return None
         lent = lend_block(shelf, block)
-        size = lent.payload.nbytes
-        kept = await bulk.put(head_of(block, session), lent.payload, _KEEP_S, lent.give_back)
+        try:
+            return await asyncio.to_thread(codec.encode, lent.payload)
+        finally:
+            lent.give_back()
+
+    async def _put(
+        self, bulk: Remote, shelf: Shelf, block: Block[Handle], session: str, coded: memoryview | None
+    ) -> None:
+        head = head_of(block, session)
+        if coded is None:
+            lent = lend_block(shelf, block)
+            payload, sent = lent.payload, lent.give_back
+        else:
+            head = replace(head, codec="int8", coded_checksum=checksum(coded))
+            payload, sent = coded, _nothing
+        size = payload.nbytes
+        kept = await bulk.put(head, payload, _KEEP_S, sent)
         if kept.outcome in {"stored", "same"}:
             self.pushed_blocks += 1
             self.pushed_bytes += size
@@ -136,3 +180,7 @@ class Pusher:
 
     def _count(self, reason: str, blocks: int) -> None:
         self.refused[reason] = self.refused.get(reason, 0) + blocks
+
+
+def _nothing() -> None:
+    """What is coded is nobody else's."""

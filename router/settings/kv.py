@@ -6,6 +6,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Final, Generic, Literal, Self, TypeVar
 
@@ -64,6 +65,16 @@ class Push(Model):
     """The way to the pool."""
 
     queue: Count = 1024
+    codec: Literal["raw", "int8"] = "raw"
+    """How blocks are coded in the pool."""
+    codec_system: bool = False
+    """Whether system prompts and tool schemas are, too."""
+
+    @model_validator(mode="after")
+    def _can_code(self) -> Self:
+        if self.codec == "int8" and find_spec("numpy") is None:
+            raise ValueError("codec: int8 needs numpy: pip install 'homing[int8]'")
+        return self
 
 
 class Keep(Model):
@@ -215,6 +226,8 @@ def load_kv_agent(path: Path, environ: Mapping[str, str]) -> AgentConfig:
         deadline_s=file.pull.deadline,
         pulls_per_source=file.pull.per_source,
         push_blocks=file.push.queue,
+        push_codec=file.push.codec,
+        push_codec_system=file.push.codec_system,
         verify_local=file.verify_local,
         max_block_bytes=file.max_block,
     )

@@ -3,12 +3,14 @@
     make engine-bench
 
 Prints time to first token of a prompt that is computed, lies here, or is pulled from another replica or from
-a gateway; and an engine with the connector beside one without, on prompts that nobody holds. Medians; ratios
-with a 95 % interval by bootstrap over pairs.
+a gateway; what int8 loses of real KV; and an engine with the connector beside one without, on prompts that
+nobody holds. Medians; ratios with a 95 % interval by bootstrap over pairs.
 """
 
 import argparse
+import asyncio
 import concurrent.futures
+import os
 import random
 import statistics
 import sys
@@ -29,6 +31,11 @@ from support.real_engines import (
     make_model,
     text,
 )
+
+from router.kv.arena import Arena, arena_path
+from router.kv.codec import Int8
+from router.kv.keys import Namespace
+from router.kv.remote import dial
 
 LENGTH = 7000
 """Tokens of a prompt."""
@@ -102,6 +109,90 @@ def gateway(folder: Path, rounds: int, apart: bool) -> None:
     show_ratio("  pulled / computed", pulled, computed)
 
 
+def int8(folder: Path, rounds: int, apart: bool) -> None:
+    """What int8 loses of a real engine's KV, and what it changes of the answers."""
+    import numpy as np
+
+    chance = random.Random(4)
+    pool = GatewayProcess("pool", folder)
+    pool.start()
+    same, away = 0, []
+    try:
+        with fleet(
+            folder,
+            "ab",
+            pool=pool,
+            codec="int8",
+            apart=apart,
+            connector={"deadline_share": 600, "answer_s": 20},
+        ) as replicas:
+            a, b = replicas["a"], replicas["b"]
+            for _ in range(rounds):
+                prompt = text(chance, chance.randrange(1000, 3000))
+                held = pool.blocks()
+                a.ask(prompt)
+                pool.await_blocks(held + len(prompt) // BLOCK)
+                # The first token alone: those after one that differs continue another text.
+                computed = a.ask(prompt).said
+                pulled = b.ask(prompt, sources=["pool"])
+                assert pulled.cached > 0, b.metrics().about()
+                same += computed[0] == pulled.said[0]
+                before, after = (found["token_logprobs"][0] for found in (computed[1], pulled.said[1]))
+                if computed[0] == pulled.said[0]:
+                    away.append(abs(before - after))
+            blocks, space = arena_of(a)
+    finally:
+        pool.stop()
+    codec = Int8(space)
+    lost, most = [], []
+    for block in blocks:
+        coded = codec.encode(memoryview(block))
+        assert coded is not None
+        back = bytearray(len(block))
+        codec.decode(coded, memoryview(back))
+        was, is_ = (np.frombuffer(one, np.float32) for one in (block, back))
+        lost.append(float(np.sqrt(((was - is_) ** 2).mean() / (was**2).mean())))
+        most.append(float(np.abs(was - is_).max() / np.abs(was).max()))
+    share = codec.coded_bytes / len(blocks[0])
+    print(
+        f"int8: {len(blocks)} blocks of {space.kv_dtype}, heads of {space.head_dim}, {share:.0%} of the bytes"
+    )
+    for title, values, form in (
+        ("root mean square of error / of numbers", lost, ".3%"),
+        ("largest error / largest number of a block", most, ".3%"),
+        ("first token's log-probability is off by", away, ".4f"),
+    ):
+        print(f"  {title:<42} {statistics.mean(values):{form}}, at most {max(values):{form}}")
+    print(f"  {'first token of a pulled prompt the same':<42} {same} of {rounds}")
+
+
+def arena_of(replica: Replica) -> tuple[list[bytes], Namespace]:
+    """The blocks that a replica's agent holds, and what they are."""
+    agent = replica.agent
+    assert agent is not None
+    descriptor = os.open(arena_path(agent.arena_folder, agent.name), os.O_RDWR)
+    arena = Arena(descriptor)
+    os.close(descriptor)
+    size, start = arena.block_bytes, arena._start
+    slots = [bytes(arena.buffer[at : at + size]) for at in range(start, len(arena.buffer), arena._stride)]
+    return [slot for slot in slots if any(slot[:4096])], asyncio.run(space_of(agent))
+
+
+async def space_of(agent: AgentProcess) -> Namespace:
+    """As the agent tells whoever dials it."""
+    remote = await dial(
+        "127.0.0.1", agent.port, secret=agent.secret.encode(), name="bench", role="router", max_block=1
+    )
+    try:
+        told = asyncio.Event()
+        remote.on_spaces_call = told.set
+        if not remote.spaces:
+            await told.wait()
+        return remote.spaces[0]
+    finally:
+        remote.close()
+
+
 def cost(folder: Path, rounds: int, apart: bool) -> None:
     """With the connector and nothing to pull, beside an engine without one."""
     chance = random.Random(2)
@@ -147,11 +238,13 @@ def burst(replica: Replica, chance: random.Random) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("what", choices=["pulls", "gateway", "cost"], nargs="?", help="all, if none is named")
+    parser.add_argument(
+        "what", choices=["pulls", "gateway", "int8", "cost"], nargs="?", help="all, if none is named"
+    )
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--apart", action="store_true", help="scheduler and worker in processes of their own")
     arguments = parser.parse_args()
-    for name, measure in (("pulls", pulls), ("gateway", gateway), ("cost", cost)):
+    for name, measure in (("pulls", pulls), ("gateway", gateway), ("int8", int8), ("cost", cost)):
         if arguments.what in (None, name):
             with tempfile.TemporaryDirectory(prefix="homing-") as folder:
                 inside = Path(folder) / name

@@ -6,6 +6,7 @@ import os
 import threading
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from support.kv import NAMESPACE, chain, content
 from support.kv_fleet import Fleet, larger, peer, until
@@ -91,6 +92,70 @@ async def test_other_bytes_under_a_known_key_are_refused(fleet):
     await until(lambda: gateway.store.counts.conflicts >= 2, what="a conflict is counted")
     assert await pulled(three, hashes) == 2, "the first ones stay"
     assert b.pusher.pushed_blocks == 0
+
+
+def numbers(hash_, size):
+    """A block of float32, as many as fit."""
+    return np.random.default_rng(list(hash_[:8])).normal(size=size // 4).astype(np.float32).tobytes()
+
+
+@pytest.mark.parametrize("on_disk_too", [False, True])
+@pytest.mark.parametrize("system_too", [False, True])
+async def test_a_pool_of_int8_gives_back_nearly_what_it_was_given(fleet, on_disk_too, system_too):
+    gateway = await fleet.gateway(disk_folder=fleet.folder / "disk" if on_disk_too else None)
+    wishes = {"push_codec": "int8", "push_codec_system": system_too}
+    (_, one), (b, two) = await agents(fleet, gateway, **wishes)
+    system, rest = chain("system", 2), None
+    await one.save(system, zone="system", damage=numbers)
+    await pool_holds(gateway, 2)
+    rest = chain("rest", 4, after=system[-1])
+    await one.save(rest, after=system[-1], damage=numbers)
+    await pool_holds(gateway, 6)
+    coded = {block.key.hash: block.place.head.codec for block in gateway.store}
+    assert [coded[hash_] for hash_ in system] == ["int8" if system_too else "raw"] * 2
+    assert {coded[hash_] for hash_ in rest} == {"int8"}
+    assert gateway.store.used_bytes < (3 if system_too else 4) * SIZE
+    if on_disk_too:
+        await on_disk(gateway, 6)
+        for block in gateway.store:
+            gateway._leave_memory(block)
+    request, _ = await two.ask([*system, *rest])
+    blocks, end = await two.load(request, 6)
+    assert end == (6, "done"), b.sources["pool"].failed
+    for hash_, got in zip([*system, *rest], blocks, strict=True):
+        want = np.frombuffer(numbers(hash_, SIZE), np.float32)
+        error = np.abs(np.frombuffer(got, np.float32) - want).max()
+        assert error < 0.05
+        assert (error == 0.0) == (coded[hash_] == "raw")
+    # Here they are what came, and are sound as that.
+    assert all(b.shelf.is_sound(block) for block in list(b.shelf.store))
+    assert gateway.store.counts.damaged == 0
+
+
+async def test_a_damaged_coded_block_is_a_miss(fleet):
+    gateway = await fleet.gateway()
+    (_, one), (_, two) = await agents(fleet, gateway, push_codec="int8")
+    hashes = chain("x", 3)
+    await one.save(hashes, damage=numbers)
+    await pool_holds(gateway, 3)
+    victim = gateway.store.prefix(NAMESPACE.space, "t", hashes)[1]
+    victim.place.memory[5] ^= 1
+    request, _ = await two.ask(hashes)
+    _, end = await two.load(request, 3)
+    assert end == (1, "source")
+    await until(lambda: gateway.store.counts.damaged == 1)
+
+
+async def test_an_agent_without_the_codec_leaves_coded_blocks_there(fleet):
+    gateway = await fleet.gateway()
+    (_, one), (b, two) = await agents(fleet, gateway, push_codec="int8")
+    hashes = chain("x", 3)
+    await one.save(hashes, damage=numbers)
+    await pool_holds(gateway, 3)
+    b._puller.codec = None
+    request, _ = await two.ask(hashes)
+    assert await two.load(request, 3) == ([], (0, "source"))
+    assert b.sources["pool"].failed == {"codec": 1}
 
 
 async def test_tenants_share_nothing(fleet):

@@ -141,6 +141,8 @@ class AgentProcess(KvProcess):
     arena_folder: Path = Path("/dev/shm")
     arena_mib: int = 512
     mode: str = "both"
+    codec: str = "raw"
+    """Of what is pushed."""
 
     COMMAND = "kv-agent"
 
@@ -161,6 +163,7 @@ class AgentProcess(KvProcess):
             "arena": {"folder": str(self.arena_folder), "size": f"{self.arena_mib}MiB"},
             "mode": self.mode,
             "peers": [*peers, *pools],
+            "push": {"codec": self.codec},
         }
 
     def _answers(self) -> bool:
@@ -456,13 +459,13 @@ def engines(plans: Sequence[Plan], folder: Path, model: Path) -> Iterator[dict[s
 
 @contextmanager
 def fleet(
-    folder: Path, names: str, *, pool: GatewayProcess | None = None, **plan: Any
+    folder: Path, names: str, *, pool: GatewayProcess | None = None, codec: str = "raw", **plan: Any
 ) -> Iterator[dict[str, Replica]]:
     """Replicas of these names, a KV agent beside each that knows all others, or the pool alone where there is
-    one; `plan` is for all replicas."""
+    one; `codec` is that of pushes, `plan` is for all replicas."""
     model = make_model(folder.parent / "model")
     arenas = Path(tempfile.mkdtemp(prefix="homing-test-", dir="/dev/shm"))
-    agents = {name: AgentProcess(name, folder, arena_folder=arenas) for name in names}
+    agents = {name: AgentProcess(name, folder, arena_folder=arenas, codec=codec) for name in names}
     # On a busy machine a pull may take longer than computing: in tests it is to be right, not fast.
     connector = {"deadline_share": 600, "answer_s": 20, **plan.pop("connector", {})}
     plans = [Plan(name=name, agent=agent, connector=connector, **plan) for name, agent in agents.items()]

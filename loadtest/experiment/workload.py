@@ -1,0 +1,72 @@
+"""What is asked: sessions that call tools, questions under one long system prompt, and others.
+
+Equal seeds give equal texts in equal order. A token of a simulated replica is four bytes.
+"""
+
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final
+
+TOKEN_BYTES: Final = 4
+
+SYSTEM_TOKENS: Final = 4000
+QUESTION_TOKENS: Final = 120
+AGENT_TOKENS: Final = 1900
+"""Of an agent's first prompt."""
+TURN_TOKENS: Final = 420
+"""By which each further prompt is longer, its answer included."""
+TURNS: Final = 8
+"""Prompts of 1,900 to 4,840 tokens, 27,000 together."""
+ANSWER_TOKENS: Final = 40
+
+SHARES: Final = {"system": 0.2, "agent": 0.4, "question": 0.4}
+"""Of the requests."""
+
+
+@dataclass(slots=True)
+class Item:
+    """One request, or the turns of one session."""
+
+    kind: str
+    session: str
+    """Empty for a single question."""
+    opening: list[dict[str, str]]
+    additions: list[str] = field(default_factory=list)
+    """What tools say before each further turn."""
+
+
+def workload(requests: int, seed: int) -> list[Item]:
+    """Items of so many requests together, shuffled."""
+    chance = Random(seed)
+    system = text(chance, SYSTEM_TOKENS)
+    counts = {kind: round(requests * share) for kind, share in SHARES.items()}
+    items = [
+        Item("system", "", [_message("system", system), _message("user", text(chance, QUESTION_TOKENS))])
+        for _ in range(counts["system"])
+    ]
+    items += [agent(chance, f"agent-{number}") for number in range(counts["agent"] // TURNS)]
+    items += [
+        Item("question", "", [_message("user", text(chance, QUESTION_TOKENS))])
+        for _ in range(counts["question"])
+    ]
+    chance.shuffle(items)
+    return items
+
+
+def agent(chance: Random, session: str) -> Item:
+    """An agent's session."""
+    opening = [
+        _message("system", text(chance, AGENT_TOKENS // 2)),
+        _message("user", text(chance, AGENT_TOKENS // 2)),
+    ]
+    added = [text(chance, TURN_TOKENS - ANSWER_TOKENS) for _ in range(TURNS - 1)]
+    return Item("agent", session, opening, added)
+
+
+def text(chance: Random, tokens: int) -> str:
+    """So many tokens that nobody else has."""
+    return chance.randbytes(tokens * TOKEN_BYTES // 2).hex()
+
+
+def _message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
