@@ -450,7 +450,7 @@ def engines(plans: Sequence[Plan], folder: Path, model: Path) -> Iterator[dict[s
             yield replicas
         finally:
             starter.stdin.close()
-            starter.wait(40)
+            starter.wait(120)
             assert starter.stdout is not None
             starter.stdout.close()
             for replica in replicas.values():

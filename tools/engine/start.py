@@ -54,6 +54,25 @@ def import_ahead() -> None:
             module.get_mp_context = lambda: fork
 
 
+def calm_nixl(delay_us: int) -> None:
+    """Let NIXL's progress thread rest between two looks: without, each engine's keeps a whole core busy."""
+    api = importlib.import_module("nixl._api")
+    module: Any = sys.modules[api.nixl_agent.__module__]
+    bound = module.nixlBind
+
+    class Calm:
+        """The bindings, but for agents, which are made with the delay."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(bound, name)
+
+        def nixlAgent(self, name: str, config: Any) -> Any:
+            config.pthrDelay = delay_us
+            return bound.nixlAgent(name, config)
+
+    module.nixlBind = Calm()
+
+
 def become_engine(spec: dict[str, Any]) -> None:
     """In a forked child: serve until stopped. Does not return."""
     status = 1
@@ -65,6 +84,8 @@ def become_engine(spec: dict[str, Any]) -> None:
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.environ.update(spec.get("environment", {}))
+        if delay := os.environ.get("HOMING_NIXL_DELAY_US"):
+            calm_nixl(int(delay))
         sys.argv = ["vllm", *spec["arguments"]]
         entry = importlib.import_module("vllm.entrypoints.launchers.api_server.entry")
         entry.main()
