@@ -583,12 +583,12 @@ async def test_stopping_waits_for_running_answers_and_not_for_idle_clients() -> 
             lines = response.aiter_lines()
             await anext(lines)
             began = running.router.clock.now()
-            closing = asyncio.ensure_future(running.router.close(20.0))
+            closing = asyncio.ensure_future(running.router.close(120.0))
             rest = [line async for line in lines if line]
             assert rest[-1] == "data: [DONE]"
         # The client keeps its connection for the next request, which nobody will answer.
         await closing
-        assert running.router.clock.now() - began < 2.0
+        assert running.router.clock.now() - began < 60.0
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])

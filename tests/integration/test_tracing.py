@@ -157,10 +157,13 @@ async def test_a_turn_that_no_replica_gets_says_why() -> None:
 async def test_a_held_turn_has_a_span_of_its_wait() -> None:
     rules = {"order": "least-missing", "horizon": "1ms"}
     async with collector() as taking, fleet(1, policy={"queue": rules}, config=traced(taking)) as running:
+        running.replicas["r0"].fault("hold", count=1)
         turns = [
-            running.chat([{"role": "user", "content": f"{number} " + "x" * 40_000}], stream=False)
+            asyncio.ensure_future(running.chat([{"role": "user", "content": f"{number} " + "x" * 40_000}]))
             for number in range(4)
         ]
+        await until(lambda: running.router.engine.held == 3)
+        running.replicas["r0"].clear_faults()
         answers = await asyncio.gather(*turns)
         waited = [one for one in answers if "x-homing-waited-ms" in one.response.headers]
         assert waited

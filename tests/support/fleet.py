@@ -25,7 +25,6 @@ from router.simulator.api import Record
 from router.simulator.server import SimulatedReplica
 from router.simulator.settings import ReplicaSettings
 from router.wiring import Router
-from support.loop_clock import loop_clock
 from support.plane import until
 
 MODEL = "sim-model"
@@ -208,7 +207,6 @@ async def fleet(
         router = Router(
             settings.loaded,
             settings.secrets,
-            clock=stack.enter_context(loop_clock()),
             rng=Random(5),
             environ=environ,
             read=read if reload else None,
