@@ -18,6 +18,7 @@ _ADDED: Final = frozenset(
         "homing_replica_pending_tokens",
         "homing_replica_held",
         "homing_trace_spans_waiting",
+        "homing_pair_offers",
     }
 )
 

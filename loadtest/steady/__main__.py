@@ -1,0 +1,186 @@
+"""Operates a fleet under steady load, and says what the load noticed.
+
+    python -m loadtest.steady [--streams 200] [--workers N] [--only operations|restart]
+
+`operations`: sessions that stream without pause, while the policy is reloaded, a replica is added, one is
+drained, one is killed, and the router is restarted. No turn may fail, but streams that run on the replica
+that is killed, and these must end with an error event.
+
+`restart`: the same sessions through one router that nobody disturbs, and through two that get their turns by
+lot, one of which is restarted in mid-run. The two must reach 95 % of the one's hit rate.
+
+Exit status 1 where something is not as it must be. Loopback only, ends what it started.
+"""
+
+import argparse
+import asyncio
+import re
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import httpx
+
+from loadtest.steady.clients import Load, Shape, hit_rate, judge, kinds
+from loadtest.steady.fleet import TOKEN, Fleet, Process, SteadyError, fleet, started
+
+LEAST_SHARE: Final = 0.95
+"""Of an undisturbed router's hit rate."""
+
+# Slow decoding: many streams are open at once, and few chunks go by.
+_SLOW: Final = ("--decode-tps", "10", "--prefill-tps", "20000")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.steady", description="What turns notice while a fleet is operated."
+    )
+    parser.add_argument("--streams", type=int, default=200, metavar="N", help="at once (default %(default)s)")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="of the router (default 1)")
+    parser.add_argument("--turns", type=int, default=3000, metavar="N", help="of `restart`, each time")
+    parser.add_argument("--only", choices=("operations", "restart"))
+    arguments = parser.parse_args(argv)
+    good = True
+    with tempfile.TemporaryDirectory(prefix="homing-steady-") as folder:
+        try:
+            for name in ("operations", "one", "two"):
+                (Path(folder) / name).mkdir()
+            if arguments.only != "restart":
+                good &= asyncio.run(
+                    _operations(Path(folder) / "operations", arguments.streams, arguments.workers)
+                )
+            if arguments.only != "operations":
+                good &= asyncio.run(_restart(Path(folder), arguments.streams, arguments.turns))
+        except SteadyError as error:
+            print(f"{error}", file=sys.stderr)
+            return 1
+    return 0 if good else 1
+
+
+async def _operations(folder: Path, streams: int, workers: int) -> bool:
+    flags = ("--workers", str(workers))
+    async with fleet(folder, ("a", "b", "c", "d", "added"), *_SLOW) as made:
+        made.list("abcd")
+        config = made.configure("router")
+        async with (
+            started(folder / "router.log", "serve", "-c", str(config), *flags) as first,
+            _admin(first) as admin,
+        ):
+            load = Load(lambda: [first.url], streams, Shape())
+            async with asyncio.TaskGroup() as group:
+                running = group.create_task(load.run())
+                await load.reached(2 * streams)
+                _say(f"{streams} streams through {workers} process(es), {len(load.ended)} turns so far")
+
+                made.policy(price={"move": "60ms"})
+                answer = await admin.post("/api/reload")
+                _say(f"policy reloaded: {answer.json()['changes']}")
+                await load.reached(streams)
+
+                made.list(["a", "b", "c", "d", "added"])
+                while not any(turn.replica == "added" for turn in load.ended):
+                    await load.reached(10)
+                _say("a replica was added, and has had turns")
+                await load.reached(streams)
+
+                (await admin.post("/api/replicas/b/drain")).raise_for_status()
+                await load.reached(2 * streams)
+                since = len(load.ended)
+                await load.reached(streams)
+                if any(turn.replica == "b" for turn in load.ended[since:]):
+                    raise SteadyError("the replica that was drained still gets turns")
+                _say("a replica was drained")
+
+                made.replicas["c"].kill()
+                await load.reached(2 * streams)
+                _say("a replica was killed")
+
+                async with started(folder / "second.log", "serve", "-c", str(config), *flags) as second:
+                    if second.url != first.url:
+                        raise SteadyError(f"the next router listens at {second.url}, not at {first.url}")
+                    await load.reached(2 * streams)
+                    status = await first.ended()
+                    _say(f"the router was restarted; the one before ended with {status}")
+                    await load.reached(streams)
+                    load.stop()
+                    await running
+    verdict = judge(load.ended, "c")
+    _say(f"{verdict.turns} turns: {kinds(load.ended)}")
+    _say(f"ended with an error event on the replica that was killed: {verdict.broken_off}")
+    _say(f"failed: {len(verdict.failed)}")
+    for turn in verdict.failed[:10]:
+        _say(f"  {turn}")
+    return not verdict.failed
+
+
+async def _restart(folder: Path, streams: int, turns: int) -> bool:
+    # A rate of 0 is a run with turns that failed.
+    single = await _rate(folder / "one", streams, turns, routers=1)
+    pair = await _rate(folder / "two", streams, turns, routers=2)
+    share = pair / single if single else 0.0
+    _say(f"hit rate: one router {single:.4f}, two of which one was restarted {pair:.4f}: {share:.1%}")
+    return share >= LEAST_SHARE
+
+
+async def _rate(folder: Path, streams: int, turns: int, *, routers: int) -> float:
+    async with fleet(folder, "abcd", *_SLOW) as made:
+        made.list("abcd")
+        urls: list[str] = []
+        load = Load(lambda: urls, streams, Shape(turns=12, reply_tokens=8))
+        if routers == 1:
+            async with started(folder / "0.log", "serve", "-c", str(made.configure("r0"))) as only:
+                urls.append(only.url)
+                await _until(load, turns)
+        else:
+            await _through_two(made, folder, load, urls, turns)
+    failed = [turn for turn in load.ended if turn.fault]
+    _say(f"{routers} router(s): {len(load.ended)} turns, {len(failed)} failed: {kinds(load.ended)}")
+    for turn in failed[:10]:
+        _say(f"  {turn}")
+    return 0.0 if failed else hit_rate(load.ended)
+
+
+async def _through_two(made: Fleet, folder: Path, load: Load, urls: list[str], turns: int) -> None:
+    async with (
+        started(folder / "0.log", "serve", "-c", str(made.configure("r0"))) as one,
+        started(folder / "1.log", "serve", "-c", str(made.configure("r1"))) as other,
+    ):
+        urls += [one.url, other.url]
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(load.run())
+            await load.reached(turns // 2)
+            # As behind a balancer: no further turns for it, and once it has none it ends.
+            urls.remove(other.url)
+            await load.left(other.url)
+            await other.stop()
+            async with started(folder / "2.log", "serve", "-c", str(folder / "r1.yaml")) as again:
+                urls.append(again.url)
+                await load.reached(turns - turns // 2)
+                load.stop()
+                await running
+
+
+async def _until(load: Load, turns: int) -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(load.run())
+        await load.reached(turns)
+        load.stop()
+
+
+def _admin(router: Process) -> httpx.AsyncClient:
+    found = re.search(r"admin (http://\S+?);?(?: |$)", router.line)
+    assert found is not None
+    return httpx.AsyncClient(
+        base_url=found[1], headers={"Authorization": f"Bearer {TOKEN}"}, timeout=60, trust_env=False
+    )
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
