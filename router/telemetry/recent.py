@@ -113,7 +113,8 @@ class RecentDecisions(Silent):
         replica: str | None = None,
         kind: str | None = None,
     ) -> list[dict[str, object]]:
-        """At most `limit` records as plain fields, newest first. `brief`: without options and candidates.
+        """At most `limit` records as plain fields, newest first. `brief`: without options, candidates and
+        the bill of a pair.
 
         Of one session, by its key or the longer one that names a model, one replica or one kind (`refused`
         is one), where they are given.

@@ -11,6 +11,7 @@ from router.base.clock import ManualClock
 from router.base.errors import ErrorKind
 from router.base.ids import ReplicaId, SessionKey
 from router.controlplane.discovery import SourceStatus
+from router.controlplane.front import _own_metrics
 from router.controlplane.kv_feed import FeedStatus
 from router.core.breaks import Cause
 from router.core.chain_watch import ChainWatch
@@ -19,7 +20,8 @@ from router.core.estimate.pulls import Breaker
 from router.core.fleet import ReplicaStatus, Report
 from router.core.observe import Ended, HealthChange, Outcome, Usage, WaitEnd
 from router.core.outline import Part
-from router.core.plan import Plan
+from router.core.pairbook import PairBook
+from router.core.plan import Plan, PullRules
 from router.core.request import Turn
 from router.core.shadow import Shadow
 from router.core.strategies.ring import RingOnly
@@ -30,6 +32,7 @@ from router.telemetry.kv import kv_metrics, pull_metrics
 from router.telemetry.log_file import LogFile
 from router.telemetry.metrics import Metrics
 from router.telemetry.otlp import Envelope
+from router.telemetry.pairs import pair_metrics
 from router.telemetry.shadow import shadow_metrics
 from router.telemetry.span_export import SpanExport, trace_metrics
 
@@ -178,6 +181,17 @@ class Breakers:
         return {A: Breaker.CLOSED}
 
 
+class Workers:
+    restarts = 0
+
+    def __len__(self) -> int:
+        return 2
+
+
+class PairReleases:
+    released = {True: 1, False: 0}  # noqa: RUF012 - read only
+
+
 @pytest.fixture
 def metrics(counters: Counters) -> Metrics:
     fleet = Fleet(status(A, Report(1.0, 5.0, 6.0, 0.75, 800), 900), status(B, None))
@@ -203,6 +217,7 @@ def metrics(counters: Counters) -> Metrics:
             partial(kv_metrics, KvAgents(), Prefetches()),
             partial(pull_metrics, Breakers(), counters.pulls, ManualClock(100.0)),
             partial(feed_metrics, lambda: [FEED]),
+            partial(pair_metrics, PairBook(PullRules()), PairReleases()),
             partial(trace_metrics, SpanExport("http://c:1/", Envelope([], "homing", "1"))),
         ],
         wall_ns=lambda: next(walls),
@@ -326,6 +341,11 @@ def test_the_document_describes_every_metric_and_no_other(metrics: Metrics) -> N
     for metric in metrics.collect():
         labels = {label for point in metric.data.data_points for label in point.attributes or {}}
         built[written_name(metric)] = (kinds[type(metric.data).__name__], frozenset(labels))
+    # What the parent of several workers puts before theirs.
+    built |= {
+        name: (kind, frozenset())
+        for name, kind in re.findall(r"^# TYPE (\w+) (\w+)$", _own_metrics(Workers(), 1), re.MULTILINE)
+    }
     assert documented == built
     assert len(rows) == len(documented)
 

@@ -47,6 +47,7 @@ def test_a_decision_is_shown_with_its_bill_while_the_turn_runs(turn: Turn, decid
         "predicted_cached_tokens": 100,
         "pull": None,
         "options": None,
+        "pair": None,
         "outcome": None,
         "delivered_cached_tokens": None,
         "delivered_prompt_tokens": None,
@@ -139,7 +140,7 @@ def test_a_brief_record_has_all_but_what_the_options_were(turn: Turn, decided: D
     kept = recent()
     kept.on_decision(turn, decided())
     [brief], [full] = kept.newest(1, brief=True), kept.newest(1)
-    assert full.keys() - brief.keys() == {"options", "candidates"}
+    assert full.keys() - brief.keys() == {"options", "candidates", "pair"}
     assert full | brief == full
 
 
