@@ -32,7 +32,7 @@ from router.telemetry.recent import RecentDecisions
 
 A, B = ReplicaId("a"), ReplicaId("b")
 TOKEN = "t0ken"
-NO_PLANE = SimpleNamespace(held_bytes=0, connections=(), pools={}, errors={})
+NO_PLANE = SimpleNamespace(held_bytes=0, connections=(), pools={}, errors={}, tasks=())
 TURN = Turn(
     "/v1/chat/completions",
     "tiny",
