@@ -407,7 +407,7 @@ def test_the_demo_can_be_kept_and_stops_on_ctrl_c() -> None:
         found = process.line(r"base URL (http://\S+), model (\S+); (r\d) is back")
         answer = httpx.post(f"{found[1]}/chat/completions", json=chat(model=found[2]), timeout=60)
         assert answer.status_code == 200
-        admin = process.line(r"^admin (http://[^; ]+); its token")[1]
+        admin = process.line(r"^dashboard (http://[^; ]+)/; its token")[1]
         assert httpx.get(f"{admin}/readyz", timeout=60).status_code == 200
         status, stderr = process.stop(signal.SIGINT)
         assert status == 0
