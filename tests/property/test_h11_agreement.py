@@ -85,6 +85,9 @@ class Plane:
 class Transport:
     """A transport to a client that reads nothing."""
 
+    def is_closing(self) -> bool:
+        return False
+
     def get_extra_info(self, _name: str) -> None: ...
 
     def write(self, _data: bytes) -> None: ...
