@@ -115,7 +115,7 @@ class PrefixIndex:
             self._add(touched, tuple(hashes[known:count])[::-1], ends, known)
         if known:
             # A loop of the interpreter's own: nothing is kept of it.
-            deque(map(sizes.move_to_end, tuple(hashes[:known])[::-1]), maxlen=0)
+            deque(map(sizes.move_to_end, reversed(hashes[:known])), maxlen=0)
         if touched.held_bytes > touched.capacity_bytes:
             self._trim(touched, added + _SPREAD)
         if self._retired:
@@ -126,7 +126,7 @@ class PrefixIndex:
     def _add(self, shelf: _Shelf, new: tuple[Any, ...], ends: Sequence[int], known: int) -> None:
         """List segments on a shelf that does not, the last of a chain first; `known` go before them."""
         count = known + len(new)
-        before = (0, *ends[: count - 1])[known:]
+        before = ends[known - 1 : count - 1] if known else (0, *ends[: count - 1])
         lengths = list(map(sub, ends[known:count], before))
         lengths.reverse()
         listed = len(shelf.sizes)
