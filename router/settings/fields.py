@@ -7,7 +7,7 @@ right value looks like. Knows nothing of which key holds what.
 import ipaddress
 import re
 from typing import Annotated, Any, Final, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -89,13 +89,9 @@ _TRACES: Final = "/v1/traces"
 """Where a collector takes traces unless its URL has a path of its own."""
 
 
-def parse_replica_url(text: object) -> str:
-    """A replica's URL → `http://host:port`, or with `https`. Raises `ValueError` with a valid example."""
-    example = "write http://10.0.0.1:8000"
-    if not isinstance(text, str) or re.search(r"[\s\x00-\x1f\\]", text):
-        raise ValueError(f"'{text}' is not a URL; {example}")
-    if "://" not in text:
-        raise ValueError(f"'{text}' has no scheme; write http://{text}" if text else f"is empty; {example}")
+def _split(text: str, example: str, instead: str) -> tuple[SplitResult, str | None, int | None]:
+    """A URL's parts, its host and its port. Raises `ValueError`: also for one with a password, with what to
+    use `instead`."""
     try:
         parts = urlsplit(text)
         host, port = parts.hostname, parts.port
@@ -103,7 +99,18 @@ def parse_replica_url(text: object) -> str:
         raise ValueError(f"'{text}' is not a URL: {str(error).lower()}; {example}") from None
     if "@" in parts.netloc:
         # Not shown: what stands before the @ may be a password.
-        raise ValueError("a URL must not carry a user or password; use api_key_file or api_key_env")
+        raise ValueError(f"a URL must not carry a user or password; use {instead}")
+    return parts, host, port
+
+
+def parse_replica_url(text: object) -> str:
+    """A replica's URL → `http://host:port`, or with `https`. Raises `ValueError` with a valid example."""
+    example = "write http://10.0.0.1:8000"
+    if not isinstance(text, str) or re.search(r"[\s\x00-\x1f\\]", text):
+        raise ValueError(f"'{text}' is not a URL; {example}")
+    if "://" not in text:
+        raise ValueError(f"'{text}' has no scheme; write http://{text}" if text else f"is empty; {example}")
+    parts, host, port = _split(text, example, "api_key_file or api_key_env")
     if parts.scheme not in _SCHEMES:
         raise ValueError(f"'{parts.scheme}' is not a scheme that replicas speak; {example}")
     if host is None or not _is_host(host, bracketed=":" in host):
@@ -128,14 +135,7 @@ def parse_collector_url(text: object) -> str:
     example = "write http://10.0.0.1:4318"
     if not isinstance(text, str) or re.search(r"[^!-~]|\\", text):
         raise ValueError(f"'{text}' is not a URL; {example}")
-    try:
-        parts = urlsplit(text)
-        host, port = parts.hostname, parts.port
-    except ValueError as error:
-        raise ValueError(f"'{text}' is not a URL: {str(error).lower()}; {example}") from None
-    if "@" in parts.netloc:
-        # Not shown: what stands before the @ may be a password.
-        raise ValueError("a URL must not carry a user or password; use otlp_headers_file")
+    parts, host, port = _split(text, example, "otlp_headers_file")
     if parts.scheme not in _SCHEMES:
         raise ValueError(f"'{text}' is not http:// or https://; {example}")
     if host is None or not _is_host(host, bracketed=":" in host):
