@@ -52,19 +52,28 @@ class Supervisor:
         cannot start."""
         listen, admin = self.config.listen, self.config.admin.listen
         await self.succession.begin()
-        await self.admin.start(admin.host, admin.port, self.succession.sockets(ADMIN))
+        # Whoever asks there is answered by the predecessor, which is ready, until this one is.
+        shares_admin = self.succession.takes_over(ADMIN)
+        if shares_admin:
+            self.admin.check(admin.host)
+        else:
+            await self.admin.start(admin.host, admin.port)
         sockets = self.succession.sockets(DATA) or await _bound(listen.host, listen.port)
         await self.succession.recall()
         await self.crew.start(sockets)
+        if shares_admin:
+            await self.admin.start(admin.host, admin.port, self.succession.sockets(ADMIN))
         self.succession.established()
 
     async def close(self, grace_s: float = 0.0) -> None:
         """Stop, giving running turns `grace_s` seconds. May be called again, and after a failed start."""
-        handed_over = self.succession.handed_over.is_set()
-        await self.succession.close()
-        if handed_over:
+        if self.succession.handed_over.is_set():
+            # First, or it would say of the address that it is not ready, where the successor is.
             await self.admin.close()
-        await self.crew.stop(grace_s, succeeded=handed_over)
+        else:
+            self.crew.stopping = True
+        await self.succession.close()
+        await self.crew.stop(grace_s, succeeded=self.succession.handed_over.is_set())
         await self.succession.leave()
         await self.admin.close()
         self._folder.cleanup()

@@ -239,6 +239,7 @@ class Router:
                 policies=lambda: [plan.name for plan in self.engine.plans],
                 shadow=partial(shadow_fields, self.shadow) if self.shadow is not None else None,
                 stopping=lambda: self.dataplane.stopping,
+                listening=lambda: self.dataplane.listening,
             ),
             token=secrets.admin_token,
             allowed_hosts=config.admin.hosts,
@@ -411,15 +412,22 @@ class Router:
         if self.span_export is not None:
             self.span_export.start()
         await self.succession.begin()
+        # Whoever asks there is answered by the predecessor, which is ready, until this one is.
+        shares_admin = self.succession.takes_over(ADMIN)
         if self._place is not None:
             await self.admin.start_private(socket.socket(fileno=self._place.admin))
             sockets = [socket.socket(fileno=number) for number in self._place.data]
         else:
-            await self.admin.start(admin.host, admin.port, self.succession.sockets(ADMIN))
+            if shares_admin:
+                self.admin.check(admin.host)
+            else:
+                await self.admin.start(admin.host, admin.port)
             sockets = self.succession.sockets(DATA)
         await self.probe_once()
         await self.succession.recall()
         await self.dataplane.start(listen.host, listen.port, sockets)
+        if shares_admin:
+            await self.admin.start(admin.host, admin.port, self.succession.sockets(ADMIN))
         self.succession.established()
         for watch in self._watches:
             watch.start()
@@ -429,12 +437,15 @@ class Router:
 
         `succeeded`: another router listens in its place, as it does after a handover.
         """
-        succeeded = succeeded or self.succession.handed_over.is_set()
+        if self.succession.handed_over.is_set():
+            # First, or it would say of the address that it is not ready, where the successor is.
+            await self.admin.close()
+        else:
+            self.dataplane.stopping = True
         for watch in self._watches:
             await watch.close()
         await self.succession.close()
-        if self.succession.handed_over.is_set():
-            await self.admin.close()
+        succeeded = succeeded or self.succession.handed_over.is_set()
         await self.dataplane.close(grace_s, succeeded=succeeded)
         await self.succession.leave()
         await self.discovery.close()

@@ -42,7 +42,6 @@ TESTED_ELSEWHERE: Mapping[str, str] = {
     "router/controlplane/admin_port.py": "tests/unit/controlplane/test_admin.py",
     # Several processes.
     "router/controlplane/crew.py": "tests/integration/test_workers.py",
-    "router/controlplane/front.py": "tests/integration/test_workers.py",
     "router/supervisor.py": "tests/integration/test_workers.py",
     "router/worker.py": "tests/integration/test_workers.py",
     # Two routers, one after the other.

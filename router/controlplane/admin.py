@@ -24,7 +24,7 @@ from router.controlplane.answers import Problem, decode, json_answer, read_body,
 from router.controlplane.discovery import SourceStatus
 from router.controlplane.insight import Insight, InsightSources
 from router.controlplane.kv_feed import FeedStatus
-from router.controlplane.overview import fleet_totals, is_ready, notices, why_not_ready
+from router.controlplane.overview import NOT_LISTENING, fleet_totals, is_ready, notices, why_not_ready
 from router.controlplane.pages import Pages
 from router.controlplane.ports import AdministeredFleet
 from router.controlplane.reload import Outcome, Reload
@@ -105,6 +105,8 @@ class AdminSources:
     """What the shadow policy would have done, with at most so many disagreements; `None` = there is none."""
     stopping: Callable[[], bool] = lambda: False
     """Whether the router is on its way out and takes no new connections."""
+    listening: Callable[[], bool] = lambda: True
+    """Whether clients can connect: not before the replicas have been looked at."""
 
 
 class AdminServer:
@@ -135,6 +137,7 @@ class AdminServer:
             pages=self._pages.paths,
             max_body_bytes=max_body_bytes,
         )
+        self.check = self._listener.check
         self.start = self._listener.start
         self.start_private = self._listener.start_private
         self.listeners = self._listener.listeners
@@ -176,7 +179,7 @@ class AdminServer:
         now = self._clock.now()
         sources = self._sources
         statuses = self._fleet.replicas(now)
-        stopping = sources.stopping()
+        stopping, listening = sources.stopping(), sources.listening()
         found = notices(
             statuses,
             sources.reloads.last,
@@ -184,6 +187,7 @@ class AdminServer:
             sources.feeds(),
             sources.agents(),
             stopping=stopping,
+            listening=listening,
         )
         return json_answer(
             {
@@ -193,7 +197,7 @@ class AdminServer:
                     "instance": self._instance,
                     "up_s": now - self._started_at,
                 },
-                "ready": is_ready(statuses) and not stopping,
+                "ready": is_ready(statuses) and listening and not stopping,
                 "policies": list(sources.policies()),
                 "shadow": sources.shadow is not None,
                 "notices": [notice._asdict() for notice in found],
@@ -213,9 +217,12 @@ class AdminServer:
         if self._sources.stopping():
             return json_answer({"ready": False, "reasons": ["the router is stopping"]}, status=503)
         replicas = self._fleet.replicas(self._clock.now())
-        if is_ready(replicas):
+        listening = self._sources.listening()
+        if listening and is_ready(replicas):
             return json_answer({"ready": True, "reasons": []})
-        reasons = [why_not_ready(status) for status in replicas] or ["there are no replicas"]
+        reasons = [] if listening else [NOT_LISTENING]
+        if not is_ready(replicas):
+            reasons += [why_not_ready(status) for status in replicas] or ["there are no replicas"]
         return json_answer({"ready": False, "reasons": reasons}, status=503)
 
     async def _metrics(self, _request: web.Request) -> web.Response:

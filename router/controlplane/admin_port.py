@@ -55,16 +55,20 @@ class AdminPort:
         """The port it listens on, once started; 0 before."""
         return self._port
 
-    async def start(self, host: str, port: int, sockets: Sequence[socket.socket] = ()) -> None:
-        """Listen, on `sockets` where there are any: they listen already. Port 0 takes any free one.
-
-        Raises `HomingError` with what to do where it cannot.
-        """
+    def check(self, host: str) -> None:
+        """Raises `HomingError` where `start` would, whatever the port."""
         if not self._configured and not is_loopback(host):
             raise HomingError(
                 f"the admin API on {host} can be reached from other machines and has no token: give "
                 "one (admin.token_file or HOMING_ADMIN_TOKEN), or listen on 127.0.0.1"
             )
+
+    async def start(self, host: str, port: int, sockets: Sequence[socket.socket] = ()) -> None:
+        """Listen, on `sockets` where there are any: they listen already. Port 0 takes any free one.
+
+        Raises `HomingError` with what to do where it cannot.
+        """
+        self.check(host)
         guard = Guard(
             host,
             token=self._token,

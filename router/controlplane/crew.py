@@ -81,7 +81,8 @@ class Crew:
         self._folder = folder
         self._workers = [_Worker(number, folder) for number in range(count)]
         self._sockets: tuple[socket.socket, ...] = ()
-        self._stopping = False
+        self.stopping = False
+        """Whether all are to end."""
         self._tasks = TaskOwner()
         self.restarts = 0
         """Workers that took the place of one that had ended unasked."""
@@ -93,10 +94,6 @@ class Crew:
     def port(self) -> int:
         """The data port, once started."""
         return max(worker.port for worker in self._workers)
-
-    @property
-    def stopping(self) -> bool:
-        return self._stopping
 
     def admins(self) -> dict[int, Path]:
         """Where each worker that serves is to be asked, by its number."""
@@ -123,7 +120,7 @@ class Crew:
     async def stop(self, grace_s: float, *, succeeded: bool = False) -> None:
         """End all, giving their turns so many seconds. Called once more it gives them no more time than it
         says then. May be called after a failed start."""
-        self._stopping = True
+        self.stopping = True
         await self._tasks.close()
         for each in self._sockets:
             # Or clients would connect to what nobody accepts from.
@@ -146,7 +143,7 @@ class Crew:
 
     async def remember(self) -> bytes:
         """What they know: of one of them, since they tell one another. Raises `SnapshotError`."""
-        if self._stopping:
+        if self.stopping:
             return await asyncio.to_thread(self._left)
         for worker in self._workers:
             if await self._remembers(worker):

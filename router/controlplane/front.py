@@ -72,6 +72,7 @@ class Front:
             read_only=READ_ONLY,
             pages=self._pages.paths,
         )
+        self.check = self._listener.check
         self.start = self._listener.start
         self.listeners = self._listener.listeners
 
@@ -121,10 +122,20 @@ class Front:
         """Ready while any worker is: each accepts what comes, so the others stand in for one that is not."""
         if self._crew.stopping:
             return json_answer({"ready": False, "reasons": ["the router is stopping"]}, status=503)
-        answers = await self._ask("GET", "/readyz", b"", self._crew.admins())
-        if any(answer.status == 200 for answer in answers):
-            return json_answer({"ready": True, "reasons": []})
-        reasons = [reason for answer in answers for reason in _json(answer).get("reasons", ())]
+        reasons: list[str] = []
+        async with asyncio.TaskGroup() as group:
+            asked = [
+                group.create_task(self._ask_one(number, admin, "GET", "/readyz", b""))
+                for number, admin in self._crew.admins().items()
+            ]
+            for ended in asyncio.as_completed(asked):
+                answer = await ended
+                if answer is not None and answer.status == 200:
+                    # One that hangs must not keep whoever asks from knowing of the others.
+                    for task in asked:
+                        task.cancel()
+                    return json_answer({"ready": True, "reasons": []})
+                reasons += _json(answer).get("reasons", ()) if answer is not None else ()
         return json_answer(
             {"ready": False, "reasons": list(dict.fromkeys(reasons)) or ["no worker serves"]}, status=503
         )

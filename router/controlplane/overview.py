@@ -10,7 +10,7 @@ from router.base.ids import ReplicaId
 from router.controlplane.discovery import SourceStatus
 from router.controlplane.kv_feed import FeedStatus
 from router.controlplane.reload import Outcome, Reload
-from router.core.fleet import ReplicaStatus
+from router.core.fleet import ReplicaStatus, Role
 from router.core.health import State
 
 READY: Final = frozenset({State.HEALTHY, State.PROBATION})
@@ -20,6 +20,9 @@ _FULL: Final = 0.98
 
 # Of turns, halved every ten seconds.
 _FAILING: Final = 1.0
+
+
+NOT_LISTENING: Final = "the data port does not listen yet"
 
 
 class Notice(NamedTuple):
@@ -39,12 +42,17 @@ def why_not_ready(status: ReplicaStatus) -> str:
     """Why a replica takes no turns, in words."""
     if status.draining:
         return f"{status.id} is {'leaving the fleet' if status.leaving else 'draining'}"
+    if status.role is Role.PREFILL and status.health in READY:
+        return f"{status.id} only prefills for others"
     return f"{status.id} is {status.health}" + (f": {status.why}" if status.why else "")
 
 
 def is_ready(statuses: Iterable[ReplicaStatus]) -> bool:
     """Whether any replica takes turns."""
-    return any(status.health in READY and not status.draining for status in statuses)
+    return any(
+        status.health in READY and not status.draining and status.role is not Role.PREFILL
+        for status in statuses
+    )
 
 
 def fleet_totals(statuses: Sequence[ReplicaStatus]) -> dict[str, object]:
@@ -76,12 +84,15 @@ def notices(
     agents: Mapping[ReplicaId, str],
     *,
     stopping: bool,
+    listening: bool,
 ) -> list[Notice]:
     """What to look at, the worst first. Empty where all is well."""
     found = []
     if stopping:
         found.append(Notice("fault", "router", "", "the router is stopping: it takes no new connections"))
-    elif not is_ready(statuses):
+    elif not listening:
+        found.append(Notice("note", "router", "", NOT_LISTENING))
+    if not stopping and not is_ready(statuses):
         text = "no replica takes turns: they are refused" if statuses else "there are no replicas"
         found.append(Notice("fault", "replicas", "", text))
     if reload is not None and reload.outcome is Outcome.REFUSED:

@@ -97,6 +97,10 @@ class Succession:
         if self._handover_path is not None:
             self._taken = await take_over(self._handover_path, self._addresses)
 
+    def takes_over(self, name: str) -> bool:
+        """Whether a predecessor listens there, and goes on with it until `established`."""
+        return self._taken is not None and bool(self._taken.sockets.get(name))
+
     def sockets(self, name: str) -> list[socket.socket]:
         """Those that were taken over, each once: they listen already."""
         return self._taken.sockets.pop(name, []) if self._taken is not None else []

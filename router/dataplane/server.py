@@ -178,6 +178,11 @@ class DataPlane:
         port: int = server.sockets[0].getsockname()[1]
         return port
 
+    @property
+    def listening(self) -> bool:
+        """Whether clients can connect."""
+        return bool(self._servers) and not self.stopping
+
     def listeners(self) -> list[int]:
         """The file numbers of the sockets that are listened on."""
         servers: list[Any] = list(self._servers)

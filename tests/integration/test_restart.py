@@ -50,8 +50,10 @@ async def test_a_handover_under_load_refuses_nobody_and_keeps_every_session():
     ) as running:
         before = await homes(running.client, sessions)
         old, port, base = running.router, running.router.dataplane.port, running.base_url
+        admin = f"http://127.0.0.1:{old.admin.port}"
         new = successor(running)
         statuses: Counter[int] = Counter()
+        ready: Counter[int] = Counter()
         stop = asyncio.Event()
 
         async def load(number: int) -> None:
@@ -60,7 +62,14 @@ async def test_a_handover_under_load_refuses_nobody_and_keeps_every_session():
                 async with httpx.AsyncClient(base_url=base, timeout=60, trust_env=False) as client:
                     statuses[(await chat(client, f"load{number}", 40)).status_code] += 1
 
+        async def balancer() -> None:
+            # As one in front would: were it told no in between, it would send nothing to either.
+            while not stop.is_set():
+                async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
+                    ready[(await client.get(f"{admin}/readyz")).status_code] += 1
+
         clients = [asyncio.ensure_future(load(number)) for number in range(8)]
+        clients.append(asyncio.ensure_future(balancer()))
         await until(lambda: statuses[200] > 20)
         # Longer than any machine takes for the handover; it is left before its end.
         endless = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], **LASTING}
@@ -79,7 +88,7 @@ async def test_a_handover_under_load_refuses_nobody_and_keeps_every_session():
                     assert "error" not in await anext(lines)
             stop.set()
             await asyncio.gather(*clients)
-            assert set(statuses) == {200}
+            assert set(statuses) == set(ready) == {200}
             await running.client.aclose()
             await closing
             quiet_at = new.clock.now()

@@ -5,6 +5,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import httpx
 import orjson
@@ -16,6 +17,9 @@ from support.raw import Request, Stream, chat, post, raw_client, raw_replica
 from router.core.observe import Ended, Outcome, Silent
 from router.dataplane.limits import Limits
 from router.dataplane.server import DataPlane
+from router.settings.credentials import load_secrets
+from router.settings.load import load_config
+from router.wiring import Router
 
 OK = {"id": "x", "object": "chat.completion", "choices": []}
 EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"%b"}}]}\n\n' % (b"a" * 8000)
@@ -250,6 +254,38 @@ async def test_an_upload_that_does_not_end_within_the_grace_is_told_that_the_rou
         assert (response.status, response.headers["retry-after"]) == (503, "1")
         assert orjson.loads(response.body)["error"]["code"] == "stopping"
         assert plane.held_bytes == 0
+
+
+async def test_readyz_says_no_until_clients_can_connect() -> None:
+    async with fleet(1) as running:
+        loaded = load_config(running.folder / "router.yaml")
+        router = Router(loaded, load_secrets(loaded, running.environ))
+        listen, may_listen, looked = router.dataplane.start, asyncio.Event(), asyncio.Event()
+
+        async def held_back(*arguments: Any) -> None:
+            looked.set()
+            await may_listen.wait()
+            await listen(*arguments)
+
+        router.dataplane.start = held_back  # type: ignore[method-assign]
+        starting = asyncio.ensure_future(router.start())
+        try:
+            # From here on the replica is known to be well.
+            await looked.wait()
+            url = f"http://127.0.0.1:{router.admin.port}/readyz"
+            async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
+                early = await client.get(url)
+                assert (early.status_code, early.json()["reasons"]) == (
+                    503,
+                    ["the data port does not listen yet"],
+                )
+                may_listen.set()
+                await starting
+                assert (await client.get(url)).status_code == 200
+        finally:
+            may_listen.set()
+            await starting
+            await router.close()
 
 
 async def test_readyz_says_no_as_soon_as_the_router_begins_to_stop() -> None:

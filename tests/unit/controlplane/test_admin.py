@@ -134,6 +134,7 @@ async def admin(
     reloads: Reloads | None = None,
     ended: Callable[[Sequence[Session]], None] = lambda _sessions: None,
     agents: dict[ReplicaId, str] | None = None,
+    listening: bool = True,
 ) -> AsyncIterator[Client]:
     sources = AdminSources(
         metrics=lambda: "homing_up 1\n",
@@ -143,6 +144,7 @@ async def admin(
         ended=ended,
         insight=insight(history=NoHistory({A: {"hit_rate": 0.5}})),
         agents=lambda: agents or {},
+        listening=lambda: listening,
     )
     server = AdminServer(
         fleet if fleet is not None else Fleet(),
@@ -189,6 +191,22 @@ async def test_it_is_ready_while_one_replica_takes_turns(
 ) -> None:
     async with admin(Fleet(statuses=statuses)) as client:
         assert await client.ask("GET", "/readyz") == (status, {"ready": status == 200, "reasons": reasons})
+
+
+@pytest.mark.parametrize(
+    ("statuses", "reasons"),
+    [
+        ([replica(A)], ["the data port does not listen yet"]),
+        ([replica(A, "starting")], ["the data port does not listen yet", "a is starting"]),
+    ],
+)
+async def test_it_is_not_ready_before_clients_can_connect(
+    statuses: list[ReplicaStatus], reasons: list[str]
+) -> None:
+    async with admin(Fleet(statuses=statuses), listening=False) as client:
+        assert await client.ask("GET", "/readyz") == (503, {"ready": False, "reasons": reasons})
+        _, overview = await client.ask("GET", "/api/overview")
+        assert overview["ready"] is False
 
 
 async def test_metrics_are_served_as_prometheus_text() -> None:

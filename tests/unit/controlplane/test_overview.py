@@ -5,7 +5,7 @@ from router.controlplane.discovery import SourceStatus
 from router.controlplane.kv_feed import FeedStatus
 from router.controlplane.overview import Notice, fleet_totals, is_ready, notices, why_not_ready
 from router.controlplane.reload import Outcome, Reload
-from router.core.fleet import ReplicaStatus, Report
+from router.core.fleet import ReplicaStatus, Report, Role
 
 
 def replica(name: str = "a", health: str = "healthy", why: str = "", **more: object) -> ReplicaStatus:
@@ -31,7 +31,14 @@ def replica(name: str = "a", health: str = "healthy", why: str = "", **more: obj
 
 
 def told(*statuses: ReplicaStatus, **more: object) -> list[Notice]:
-    others: dict[str, object] = {"reload": None, "sources": (), "feeds": (), "agents": {}, "stopping": False}
+    others: dict[str, object] = {
+        "reload": None,
+        "sources": (),
+        "feeds": (),
+        "agents": {},
+        "stopping": False,
+        "listening": True,
+    }
     return notices(statuses, **(others | more))  # type: ignore[arg-type]
 
 
@@ -89,7 +96,19 @@ def test_nobody_to_take_turns_is_a_fault_and_comes_first() -> None:
     assert not is_ready([])
     assert is_ready([replica("a", "probation")])
     assert not is_ready([replica(draining=True)])
+    assert not is_ready([replica(role=Role.PREFILL)])
+    assert is_ready([replica(role=Role.PREFILL), replica("b", role=Role.DECODE)])
     assert why_not_ready(replica("a", "down", "refused")) == "a is down: refused"
+    assert why_not_ready(replica(role=Role.PREFILL)) == "a only prefills for others"
+    assert why_not_ready(replica("a", "down", "refused", role=Role.PREFILL)) == "a is down: refused"
+
+
+def test_a_port_that_is_not_open_yet_is_noted() -> None:
+    [notice] = told(replica(), listening=False)
+    assert notice == Notice("note", "router", "", "the data port does not listen yet")
+    assert [notice.level for notice in told(listening=False)] == ["fault", "note"]
+    [notice] = told(replica(), listening=False, stopping=True)
+    assert notice.level == "fault"
 
 
 def test_settings_that_were_refused_are_a_fault_until_good_ones_come() -> None:
