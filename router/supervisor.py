@@ -7,13 +7,12 @@ address that clients connect to, and what they tell one another.
 import asyncio
 import signal
 import socket
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
 from router.base.errors import HomingError
 from router.base.system import system_words
 from router.controlplane.crew import Crew
+from router.controlplane.crew_folder import CrewFolder
 from router.controlplane.front import Front
 from router.controlplane.succession import ADMIN, DATA, Succession
 from router.settings.compare import Settings
@@ -33,8 +32,8 @@ class Supervisor:
         self.notices = notices_of(loaded, secrets)
         self.policy = loaded.policies[0].value.policy
         # Only its owner can reach what lies in it, such as the workers' unguarded admin sockets.
-        self._folder = tempfile.TemporaryDirectory(prefix="homing-")
-        self.crew = Crew(count, command, Path(self._folder.name), lambda: self.admin.policies())
+        self._folder = CrewFolder.make()
+        self.crew = Crew(count, command, self._folder, lambda: self.admin.policies())
         self.admin = Front(self.crew, token=secrets.admin_token, allowed_hosts=self.config.admin.hosts)
         restart = self.config.restart
         snapshot = loaded.folder / restart.snapshot if restart.snapshot is not None else None
@@ -76,7 +75,7 @@ class Supervisor:
         await self.crew.stop(grace_s, succeeded=self.succession.handed_over.is_set())
         await self.succession.leave()
         await self.admin.close()
-        self._folder.cleanup()
+        self._folder.remove()
 
     def reload(self) -> None:
         """Have every worker read its files anew."""

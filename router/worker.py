@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from router.base.tasks import TaskOwner, first_of
+from router.controlplane import crew_folder
 from router.controlplane.crew import Stop
 from router.controlplane.link import HEARSAY, Kind, Link
 from router.controlplane.place import Place
@@ -55,6 +56,7 @@ class Worker:
             await self._tasks.close()
             await router.close()
             self._link.close()
+            crew_folder.leave(Path(self._place.policies).parent, self._place.lock)
 
     async def _take_policies(self) -> None:
         """Go by those that the others go by, which may have been put since the files were read."""

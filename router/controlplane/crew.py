@@ -18,6 +18,7 @@ import msgspec
 from router.base.errors import HomingError
 from router.base.tasks import TaskOwner
 from router.controlplane import snapshot
+from router.controlplane.crew_folder import CrewFolder
 from router.controlplane.link import HEARSAY, Kind, Link
 from router.controlplane.place import Place
 from router.controlplane.snapshot import SnapshotError
@@ -65,21 +66,22 @@ class Crew:
     """So many workers. `start`, then `stop`.
 
     `command` starts one, but for its place, which is the last argument. `folder` is theirs alone: whoever can
-    write there can do what the admin token allows.
+    write there can do what the admin token allows. It stays as long as any of them runs.
     """
 
     def __init__(
         self,
         count: int,
         command: Sequence[str],
-        folder: Path,
+        folder: CrewFolder,
         policies: Callable[[], Awaitable[bytes | None]],
     ) -> None:
         """`policies`: those that workers go by, for one that joins them; `None` where none answers."""
         self._policies = policies
         self._command = tuple(command)
-        self._folder = folder
-        self._workers = [_Worker(number, folder) for number in range(count)]
+        self._lock = folder.lock
+        self._folder = folder.path
+        self._workers = [_Worker(number, folder.path) for number in range(count)]
         self._sockets: tuple[socket.socket, ...] = ()
         self.stopping = False
         """Whether all are to end."""
@@ -187,13 +189,14 @@ class Crew:
             worker.admin.unlink(missing_ok=True)
             admin.bind(str(worker.admin))
             admin.listen(64)
-            inherited = [*self.listeners(), admin.fileno(), theirs.fileno()]
+            inherited = [*self.listeners(), admin.fileno(), theirs.fileno(), self._lock]
             place = Place(
                 worker.number,
                 len(self._workers),
                 tuple(self.listeners()),
                 admin.fileno(),
                 theirs.fileno(),
+                self._lock,
                 str(recall_from),
                 str(worker.left),
                 str(self._folder / _POLICIES),

@@ -18,6 +18,8 @@ class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What its parent asks it at, listening."""
     link: int
     """One end of a pair; the other end is its parent's, and ends with it."""
+    lock: int
+    """That of the crew's folder, which it holds until it ends."""
     recall_from: str
     """The file that holds what was known before; it need not be there."""
     leave_at: str

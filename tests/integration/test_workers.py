@@ -5,7 +5,8 @@ import os
 import re
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,14 @@ async def until(true: Callable[[], Any]) -> None:
             if await found if asyncio.iscoroutine(found) else found:
                 return
             await asyncio.sleep(0.05)
+
+
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where routers have their temporary folders. Not in pytest's own, whose path is too long for a socket."""
+    with tempfile.TemporaryDirectory(prefix="homing-test-") as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        yield Path(folder)
 
 
 @asynccontextmanager
@@ -258,7 +267,7 @@ async def a_stream_outlasts_sigterm(router: Router) -> None:
     assert rest[-1] == "data: [DONE]"
 
 
-async def test_the_next_router_takes_over_and_workers_end_with_a_parent_that_is_killed(folder):
+async def test_the_next_router_takes_over_and_workers_end_with_a_parent_that_is_killed(folder, temporary):
     sessions = [f"s{number}" for number in range(6)]
     async with serve(folder, workers=2) as first:
         at = await homes(first, sessions)
@@ -269,8 +278,30 @@ async def test_the_next_router_takes_over_and_workers_end_with_a_parent_that_is_
             assert await homes(second, sessions) == at
             workers = await second.workers()
             assert len(workers) == 3
+            [left] = temporary.iterdir()
             second.process.kill()
             await until(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))
+            assert not left.exists()
+
+
+async def test_what_lies_about_of_a_router_all_of_whose_processes_were_killed_goes_with_the_next_start(
+    folder, temporary
+):
+    async with serve(folder) as first:
+        [left] = temporary.iterdir()
+        workers = await first.workers()
+        # So that it starts no other ones.
+        first.process.send_signal(signal.SIGSTOP)
+        for worker in workers:
+            os.kill(worker, signal.SIGKILL)
+        first.process.kill()
+        await first.process.wait()
+        assert left.exists()
+        async with serve(folder) as second:
+            assert not left.exists()
+            assert len(list(temporary.iterdir())) == 1
+            assert await second.stop() == 0
+    assert not list(temporary.iterdir())
 
 
 async def test_what_workers_left_behind_is_recalled_by_a_router_without_any(folder):

@@ -5,7 +5,7 @@ import pytest
 from router.base.errors import HomingError
 from router.controlplane.place import Place, read_place
 
-PLACE = Place(1, 4, (5, 6), 7, 8, "/x/recall", "/x/left-1", "/x/policies.yaml")
+PLACE = Place(1, 4, (5, 6), 7, 8, 9, "/x/recall", "/x/left-1", "/x/policies.yaml")
 
 
 def test_a_place_is_read_as_it_was_written():
