@@ -1,8 +1,8 @@
 """The folder that a router of several processes keeps while any of them runs, and that none leaves behind.
 
 Its parent and its workers share one lock, which the system lets go with the last of them, however they end.
-Whoever finds the lock free removes the folder: the last worker of a parent that was killed, or, where all were
-killed, the next router that is started.
+Whoever finds the lock free removes the folder: the last worker of a parent that was killed, or, where all
+were killed, the next router that is started.
 """
 
 import fcntl
@@ -51,7 +51,8 @@ class CrewFolder:
                 os.close(lock)
         except OSError as error:
             raise HomingError(
-                f"cannot make a folder for the workers: {system_words(error)}; set TMPDIR to where there is room"
+                f"cannot make a folder for the workers: {system_words(error)};"
+                " set TMPDIR to where there is room"
             ) from error
 
     def remove(self) -> None:

@@ -84,7 +84,7 @@ async def until(true: Callable[[], Any]) -> None:
 
 @pytest.fixture
 def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where routers have their temporary folders. Not in pytest's own, whose path is too long for a socket."""
+    """Where routers have their temporary folders. Not in pytest's own: its path is too long for a socket."""
     with tempfile.TemporaryDirectory(prefix="homing-test-") as folder:
         monkeypatch.setenv("TMPDIR", folder)
         yield Path(folder)

@@ -87,7 +87,7 @@ def test_one_that_another_start_takes_for_left_behind_is_made_anew(monkeypatch: 
     lock, taken = fcntl.flock, []
 
     def late(number: int, operation: int) -> None:
-        path = Path(os.readlink(f"/proc/self/fd/{number}")).parent
+        path = Path(f"/proc/self/fd/{number}").readlink().parent
         taken.append(path)
         if len(taken) == 1:
             raise BlockingIOError
