@@ -210,6 +210,7 @@ class ClientConnection:
     def eof_received(self) -> bool:
         self._eof = True
         if self._exchange is None or self._exchange.phase is Phase.OVER:
+            self._plane.outbox.flush()
             self._begin_close()
             return False
         if self._transport is not None and not self._transport.can_write_eof():
@@ -458,7 +459,7 @@ class ClientConnection:
 
     def _continue(self) -> None:
         if self._exchange is None and not self._queue and self._transport is not None:
-            self._transport.write(INTERIM)
+            self.write(INTERIM)
 
     def on_body(self, piece: bytes) -> None:
         size = len(piece)
@@ -567,12 +568,14 @@ class ClientConnection:
             return
         self.deadline = self._plane.now() + _LINGER_S
         if self._transport.can_write_eof():
+            self._plane.outbox.flush()
             self._transport.write_eof()
         # TLS cannot say it: there the answer's own end does, and the client or the deadline closes.
 
     def _close(self) -> None:
         """Close once the client has taken what it was sent; the sweep sees to it that it takes it."""
         if self._transport is not None and not self._closing:
+            self._plane.outbox.flush()
             self._begin_close()
             # It may be closing already, at its client's farewell: closed once more, asyncio's TLS would come
             # apart before the connection is lost.
@@ -615,7 +618,7 @@ class ClientConnection:
     def write(self, data: bytes) -> None:
         """Send bytes to the client; dropped if it has gone."""
         if self._transport is not None:
-            self._transport.write(data)
+            self._plane.outbox.write(self._transport, data)
 
     def await_answer(self) -> None:
         """A replica has the request: the time to its first byte runs."""

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from router.base.ids import ReplicaId
 from router.dataplane.answer_head import AnswerHeads
 from router.dataplane.limits import Limits
+from router.dataplane.outbox import Outbox
 from router.dataplane.upstream import UpstreamConnection
 
 # A host that has vanished sends nothing, not even a reset. The kernel asks after it, from 15 s of silence on,
@@ -46,6 +47,7 @@ class Pool:
         "has_agent",
         "head_suffix",
         "now",
+        "outbox",
         "replica",
     )
 
@@ -59,15 +61,17 @@ class Pool:
         api_key: str | None,
         tls: ssl.SSLContext | None = None,
         has_agent: bool = False,
+        outbox: Outbox | None = None,
     ) -> None:
         """`tls` = what an `https` replica is spoken to with; `None` for an `http` one. `has_agent`: a KV
-        agent is beside it, which hints are for."""
+        agent is beside it, which hints are for. `outbox`: what its connections write by; `None` = at once."""
         parts = urlsplit(url)
         # Plain text must never go where TLS was asked for.
         assert (parts.scheme == "https") == (tls is not None)
         self.replica = replica
         self.now = now
         self.has_agent = has_agent
+        self.outbox = outbox if outbox is not None else Outbox()
         self._authority = parts.netloc.lower().encode("latin-1")
         self._host = parts.hostname or ""
         self._port = parts.port or (80 if tls is None else 443)

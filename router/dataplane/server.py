@@ -32,6 +32,7 @@ from router.dataplane.head import Head, HeadReader
 from router.dataplane.hints import HintWriter
 from router.dataplane.limits import Limits
 from router.dataplane.local import LocalEndpoints
+from router.dataplane.outbox import Outbox
 from router.dataplane.pairs import Pairs
 from router.dataplane.pool import Pool
 from router.dataplane.problems import status_of
@@ -117,6 +118,8 @@ class DataPlane:
         self.overhead = overhead
         self.heads = _head_reader(routing, tenant_header, traces)
         self.tasks = TaskOwner()
+        self.outbox = Outbox()
+        """What all connections write by."""
         self.pools: dict[ReplicaId, Pool] = {}
         self.connections: set[ClientConnection] = set()
         self.held_bytes = 0
@@ -168,6 +171,7 @@ class DataPlane:
                 f"cannot listen on {host}:{port}: {system_words(error)};"
                 " choose another with --listen or 'listen:'"
             ) from error
+        self.outbox.gather(loop.call_soon)
         self.tasks.spawn(self._sweep(), name="sweep")
 
     @property
@@ -205,6 +209,7 @@ class DataPlane:
         for connection in tuple(self.connections):
             connection.cut_short()
         await self._gone(_LAST_WORDS_S)
+        self.outbox.gather(None)
         for connection in tuple(self.connections):
             connection.abort()
         for pool in (*self.pools.values(), *self._retired):
@@ -244,7 +249,13 @@ class DataPlane:
             if replica not in self._urls:
                 url, api_key, context = address
                 self.pools[replica] = Pool(
-                    replica, url, self.limits, now=self.now, api_key=api_key, tls=context
+                    replica,
+                    url,
+                    self.limits,
+                    now=self.now,
+                    api_key=api_key,
+                    tls=context,
+                    outbox=self.outbox,
                 )
                 self._urls[replica] = address
             self.pools[replica].has_agent = replica in agents

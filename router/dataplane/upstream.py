@@ -155,7 +155,7 @@ class UpstreamConnection:
         self._receiver = receiver
         self._head_only = head_only
         self.idle_since = 0.0
-        self._transport.writelines(parts)
+        self._pool.outbox.writelines(self._transport, parts)
 
     def abort(self) -> None:
         """Close at once and say nothing more to the receiver."""
@@ -358,7 +358,9 @@ class UpstreamConnection:
             return
         where = "its answer" if self._answered else "any answer"
         when = "in the middle of" if self._answered else "before"
-        taken = self._answered or transport is None or not unacknowledged(transport.get_extra_info("socket"))
+        taken = self._answered or transport is None
+        if transport is not None and not self._pool.outbox.forget(transport):
+            taken = taken or not unacknowledged(transport.get_extra_info("socket"))
         self._break(f"closed the connection {when} {where}", taken=taken)
 
     def _break(self, why: str, *, taken: bool = True) -> None:

@@ -128,6 +128,7 @@ class Path:
             overhead=counters.overhead,
         )
         self.plane.set_replicas(specs, {}, {})
+        self.plane.outbox.gather(lambda _flush: None)
         self.upstreams: list[UpstreamConnection] = []
         for spec in specs:
             pool = self.plane.pools[spec.id]
@@ -180,7 +181,7 @@ class Work:
 def run_requests(path: Path, load: Load, work: Work, count: int) -> float:
     """Microseconds a request: the client's reads, the sending, the answer in one read."""
     answer = answers.plain(b"200 OK", b"application/json", answers.chat_body(0))
-    receive = path.client.data_received
+    receive, flush = path.client.data_received, path.plane.outbox.flush
     before = path.wire.taken
     spent = 0
     for _ in range(count):
@@ -189,10 +190,12 @@ def run_requests(path: Path, load: Load, work: Work, count: int) -> float:
         begun = perf_counter_ns()
         for read in reads:
             receive(read)
+        flush()
         spent += perf_counter_ns() - begun
         upstream = path.busy()
         begun = perf_counter_ns()
         upstream.data_received(answer)
+        flush()
         spent += perf_counter_ns() - begun
     if path.wire.taken < before + count * len(answers.chat_body(0)):
         raise SystemExit(f"{load.name}: requests were not answered")
@@ -215,10 +218,11 @@ def run_chunks(path: Path, load: Load, work: Work, count: int) -> float:
         path.client.data_received(work.next())
         upstream = path.busy()
         upstream.data_received(answers.STREAM_HEAD)
-        receive = upstream.data_received
+        receive, flush = upstream.data_received, path.plane.outbox.flush
         begun = perf_counter_ns()
         for token in tokens:
             receive(token)
+            flush()
         spent += perf_counter_ns() - begun
         upstream.data_received(end)
     return spent / (count // CHUNKS * CHUNKS) / 1000

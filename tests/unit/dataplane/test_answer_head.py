@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from router.base.build import kind_of_build
 from router.dataplane.answer_head import AnswerHeads, ResponseHead
+from router.dataplane.outbox import Outbox
 from router.dataplane.pool import Pool
 from router.dataplane.upstream import Receiver, UpstreamConnection
 
@@ -61,6 +62,7 @@ class FakePool:
 
     def __init__(self) -> None:
         self.answer_heads = AnswerHeads()
+        self.outbox = Outbox()
         self.kept = 0
 
     def put(self, _connection: UpstreamConnection) -> None:
