@@ -1,13 +1,17 @@
 """Cuts prompts made of blocks into the segments that the router sees: a message, or a chunk of a long one.
 
 As in the proxy, a cut stays where it is while the prompt only grows: each turn's end is one, and long
-stretches are cut every so many tokens from their beginning.
+stretches are cut every so many tokens from their beginning. A segment's name stands for all the segments
+before it, too: prompts that are cut at different places have no name in common from there on, though they
+have the same blocks, as the index holds a segment only behind its predecessors.
 """
 
+import struct
 from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Final
 
+from router.core.hashing import hash64
 from router.core.request import Chain
 
 BYTES_PER_TOKEN: Final = 4
@@ -16,6 +20,9 @@ BYTES_PER_TOKEN: Final = 4
 # The proxy cuts a long message every 4 KiB, which is this many tokens. Whole blocks would be found more
 # exactly, at sixteen times the cost of every look at the index, and with an accuracy that no proxy has.
 _CHUNK_TOKENS: Final = 1024
+
+_NAME: Final = struct.Struct("<Q")
+_MASK: Final = (1 << 64) - 1
 
 
 class Segmenter:
@@ -42,7 +49,8 @@ class Segmenter:
             stop = min(start + self._chunk, len(hashes))
             if start < self._lead < stop:
                 stop = self._lead
-            self._hashes.append(hashes[stop - 1])
+            before = self._hashes[-1] if self._hashes else 0
+            self._hashes.append(hash64(_NAME.pack(hashes[stop - 1] & _MASK), before))
             self._ends.append(stop * self._block_bytes)
             self._blocks.append(stop)
             start = stop
