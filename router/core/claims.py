@@ -6,16 +6,16 @@ by then. So a claim is taken, never looked up and kept; it ends earlier here tha
 replica's life. Knows neither prompts nor how KV is fetched.
 """
 
-from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from router.base.ids import ReplicaId, SessionKey
+from router.core.token_ids import TokenIds
 
-# Token ids of all claims, four bytes each: 256 MiB.
-_MOST_TOKENS: Final = 64 * 1024 * 1024
+# Of the token ids of all claims, some six for each: about 45 million tokens.
+_MOST_BYTES: Final = 256 * 1024 * 1024
 
 # Claims that wait to be let go of. Beyond it the replicas' own time ends them.
 _MOST_DROPPED: Final = 1024
@@ -29,7 +29,7 @@ class Claim:
     epoch: int
     """Which life of it."""
     model: str
-    tokens: "array[int]"
+    tokens: TokenIds
     """The ids whose KV lies there, from the prompt's first on."""
     block_tokens: int
     offer: bytes
@@ -41,10 +41,11 @@ class Claim:
 class Claims:
     """At most one claim for each session and model. What is dropped unused is kept to be let go of."""
 
-    __slots__ = ("_claims", "_dropped", "_most_tokens", "_tokens")
+    __slots__ = ("_bytes", "_claims", "_dropped", "_most_bytes", "_tokens")
 
-    def __init__(self, *, most_tokens: int = _MOST_TOKENS) -> None:
-        self._most_tokens = most_tokens
+    def __init__(self, *, most_bytes: int = _MOST_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._bytes = 0
         self._tokens = 0
         # In order of age: the oldest goes first where there are too many.
         self._claims: OrderedDict[SessionKey, Claim] = OrderedDict()
@@ -64,7 +65,8 @@ class Claims:
             self._dropped.append(before)
         self._claims[key] = claim
         self._tokens += len(claim.tokens)
-        while self._tokens > self._most_tokens and self._claims:
+        self._bytes += claim.tokens.size
+        while self._bytes > self._most_bytes and self._claims:
             oldest = next(iter(self._claims))
             gone = self._pop(oldest)
             assert gone is not None
@@ -133,4 +135,5 @@ class Claims:
         claim = self._claims.pop(key, None)
         if claim is not None:
             self._tokens -= len(claim.tokens)
+            self._bytes -= claim.tokens.size
         return claim

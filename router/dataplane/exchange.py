@@ -461,15 +461,15 @@ class Exchange(Receiver):
             if rest:
                 self._write_rest(rest)
             if self._handoff is not None:
-                usage = self._learn_pair(self._handoff, usage, reader.offer)
+                usage = self._learn_pair(self._handoff, reader)
         elif self._whole is not None:
             assert self._routed is not None
             raw = b"".join(self._whole)
-            whole, usage, response_id = read_body(self._routed.dialect, raw)
             assert self._prepared is not None
-            if self._handoff is not None:
-                whole = self._take_whole(self._handoff, raw, whole)
-                usage = self._learn_pair(self._handoff, usage)
+            if self._handoff is not None and self._handoff.params is not None:
+                whole, usage, response_id = self._take_whole(self._handoff, raw)
+            else:
+                whole, usage, response_id = read_body(self._routed.dialect, raw)
             self._prepared += b"content-length: %d\r\n" % len(whole)
             self._begin(whole)
         if self._prepared is not None:
@@ -486,25 +486,26 @@ class Exchange(Receiver):
                 self._stored(response_id)
         self._over(Outcome.SERVER_ERROR if self._strange else _outcome_of(status), usage)
 
-    def _take_whole(self, handoff: Handoff, raw: bytes, body: bytes) -> bytes:
-        """What goes to the client of the whole answer `raw` of a replica that had its prompt from another."""
+    def _take_whole(self, handoff: Handoff, raw: bytes) -> tuple[bytes, Usage | None, str | None]:
+        """The whole answer `raw` of a replica that had its prompt from another: what of it goes to the
+        client, the usage of both replicas, and the id of the stored response."""
         pairs, routed, ticket = self._plane.pairs, self._routed, self._ticket
-        if pairs is None or routed is None or ticket is None or handoff.params is None:
-            return body
-        body = pairs.answered(handoff, routed, ticket, raw)
+        assert pairs is not None
+        assert routed is not None
+        assert ticket is not None
+        assert self._prepared is not None
         if handoff.whole:
-            assert self._prepared is not None
             self._prepared = self._prepared.replace(_JSON, _EVENTS, 1)
-        return body
+        return pairs.answered(handoff, routed, ticket, raw)
 
-    def _learn_pair(self, handoff: Handoff, usage: Usage | None, offer: bytes | None = None) -> Usage | None:
-        """Take note of the end of an answer whose prompt another replica computed; the usage of both."""
+    def _learn_pair(self, handoff: Handoff, reader: StreamReader) -> Usage | None:
+        """Take note of the end of a stream whose prompt another replica may have computed; the usage of
+        both."""
         pairs, routed, ticket = self._plane.pairs, self._routed, self._ticket
         if pairs is None or routed is None or ticket is None or handoff.params is None:
-            return usage
-        if self._reader is not None:
-            pairs.streamed(handoff, routed, ticket, offer)
-        return pairs.usage(handoff, usage)
+            return reader.usage
+        pairs.streamed(handoff, routed, ticket, reader.offer)
+        return pairs.usage(handoff, reader.usage)
 
     def _write_rest(self, rest: bytes) -> None:
         """What the reader still held, at the end of the stream."""

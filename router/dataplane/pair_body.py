@@ -9,7 +9,8 @@ from typing import Final, NamedTuple
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from router.dataplane.answer_facts import INTERNAL, is_null
+from router.core.observe import Usage
+from router.dataplane.answer_facts import INTERNAL, is_null, text_of, usage_of
 from router.dataplane.dialects import Dialect
 from router.dataplane.schemas import PairAnswer, PairHead, PairMessage
 from router.dataplane.splice import cuts, edited, inserted, members, without
@@ -61,6 +62,9 @@ class Told(NamedTuple):
     prompt_ids: bytes | None
     reply_ids: bytes | None
     """Each a JSON list; `None` where it does not say."""
+    usage: Usage | None = None
+    response_id: str | None = None
+    """Of the stored response (Responses only)."""
 
 
 def read_pair(dialect: Dialect | None, body: bytes) -> PairBody | None:
@@ -123,8 +127,9 @@ def decode_parts(
     return inserted(parts, member)
 
 
-def told(body: bytes) -> Told:
-    """What a whole answer tells of what its replica keeps, and of its tokens."""
+def told(dialect: Dialect | None, body: bytes) -> Told:
+    """What a whole answer tells of what its replica keeps, and of its tokens; and what any answer tells, so
+    that one with thousands of token ids is read once."""
     try:
         answer = _ANSWER.decode(body)
     except (msgspec.DecodeError, RecursionError):
@@ -135,7 +140,8 @@ def told(body: bytes) -> Told:
         reply = choices[0].token_ids
         # Completions tell the prompt's with the choice.
         prompt = prompt if not _is_absent(prompt) else choices[0].prompt_token_ids
-    return Told(_given(params), _given(prompt), _given(reply))
+    response_id = text_of(answer.id) if dialect is Dialect.RESPONSES else None
+    return Told(_given(params), _given(prompt), _given(reply), usage_of(answer.usage), response_id)
 
 
 def rendered_ids(body: bytes) -> bytes | None:
@@ -155,9 +161,13 @@ _RENDERED: Final = msgspec.json.Decoder(list[PairAnswer])
 
 def shown(body: bytes, *, ids: bool) -> bytes:
     """A whole answer as its client is to see it: null where the engine writes null unless it was asked, as
-    the router did. `ids`: the client asked for token ids, too."""
+    the router did. `ids`: the client asked for token ids, too. What is no JSON object stays as it is."""
     edits = []
-    for one in members(body):
+    try:
+        found = members(body)
+    except (msgspec.DecodeError, RecursionError):
+        return body
+    for one in found:
         if one.key in INTERNAL or (one.key in _IDS and not ids):
             edits.append((one.value, one.end, b"null"))
         elif one.key == "choices" and not ids and body[one.value : one.value + 1] == b"[":

@@ -8,7 +8,6 @@ request and answer as bodies, and nothing of its client.
 
 import asyncio
 import logging
-from array import array
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -22,7 +21,7 @@ from router.core.observe import Outcome, Usage
 from router.core.pairbook import PairEnd, Unclaimed, Unreturned
 from router.core.plan import PairRules
 from router.core.ticket import Ticket
-from router.dataplane.answer import read_body
+from router.core.token_ids import TokenIds
 from router.dataplane.call import Call, CallError, Reply
 from router.dataplane.pair_body import (
     PairBody,
@@ -35,7 +34,7 @@ from router.dataplane.pair_body import (
 )
 from router.dataplane.restream import restreamed
 from router.dataplane.routing import Routed, closing
-from router.dataplane.transfer import PREFILL, common, ids_of, is_handed, offer_of, trimmed
+from router.dataplane.transfer import PREFILL, is_handed, offer_of, trimmed
 
 if TYPE_CHECKING:
     from router.dataplane.server import DataPlane
@@ -48,6 +47,8 @@ _RENDER_S: Final = 5.0
 # What letting go of blocks may take, and how many replicas are asked to at once.
 _RELEASE_S: Final = 10.0
 _RELEASES: Final = 4
+
+_UNKNOWN: Final = TokenIds(b"", 0)
 
 
 class Handoff:
@@ -75,7 +76,7 @@ class Handoff:
         """Decode is asked for a whole answer, which is streamed from here."""
         self.rendering: asyncio.Task[object] | None = None
         """Finds out of which tokens the prompt is made; `None` while nobody has asked."""
-        self.rendered: array[int] | None = None
+        self.rendered: TokenIds | None = None
         """What it found; `None` where it is not known."""
         self.leg: Leg | None = None
         """While a prefill replica has the prompt."""
@@ -99,7 +100,7 @@ class Handoff:
         """Nothing has been computed for the decode replica that the turn goes to."""
         self.params: bytes | None = None
         """By which decode fetches the prompt; `None` where it computes it."""
-        self.ids: array[int] | None = None
+        self.ids: TokenIds | None = None
         """Of the prompt, as the prefill replica had it."""
         self.cached: int | None = None
         """Prompt tokens that nobody had to compute, as the prefill replica reported."""
@@ -224,8 +225,8 @@ class Pairs:
         if reply.status >= 400:
             leg.end(Outcome.CLIENT_ERROR, now)
             return f"answered with status {reply.status}"
-        said = told(reply.body)
-        _, usage, _ = read_body(routed.dialect, reply.body)
+        said = told(routed.dialect, reply.body)
+        usage = said.usage
         if said.params is None or not is_handed(said.params):
             leg.end(Outcome.COMPLETED, now, usage)
             _log.warning(
@@ -234,7 +235,7 @@ class Pairs:
                 leg.member.id,
             )
             return "keeps nothing"
-        known = ids_of(said.prompt_ids) if said.prompt_ids is not None else None
+        known = _ids(said.prompt_ids)
         if leg.claim_used and known != handoff.rendered:
             self._distrust(
                 routed, f"replica {leg.member.id} renders a prompt in one way and computes another"
@@ -263,7 +264,7 @@ class Pairs:
         if ids is None:
             counts[Unreturned.UNKNOWN_TOKENS] += 1
             return None
-        shared = min(common(claim.tokens, ids), len(ids) - 1)
+        shared = min(claim.tokens.common(ids), len(ids) - 1)
         tokens = shared // claim.block_tokens * claim.block_tokens
         if tokens < self._rules(routed).least_tokens:
             # Nor will it be of use to a later turn: what the two prompts share has ended.
@@ -285,8 +286,7 @@ class Pairs:
                 reply = await Call(self._plane.limits.body).ask(self._plane.pools[replica], parts)
         except (CallError, TimeoutError):
             return
-        raw = rendered_ids(reply.body) if reply.status == 200 else None
-        handoff.rendered = ids_of(raw) if raw is not None else None
+        handoff.rendered = _ids(rendered_ids(reply.body)) if reply.status == 200 else None
 
     async def _ask(
         self,
@@ -332,14 +332,15 @@ class Pairs:
         wanted = handoff.body.comparable and (whole or not ticket.turn.stream) and not handoff.body.asks_ids
         return decode_parts(parts, handoff.params, ids=wanted, whole=whole)
 
-    def answered(self, handoff: Handoff, routed: Routed, ticket: Ticket, raw: bytes) -> bytes:
-        """Take note of decode's whole answer. Returns what of it goes to the client."""
-        said = told(raw)
+    def answered(
+        self, handoff: Handoff, routed: Routed, ticket: Ticket, raw: bytes
+    ) -> tuple[bytes, Usage | None, str | None]:
+        """Take note of decode's whole answer. Returns what of it goes to the client, the usage of both
+        replicas, and the id of the stored response (Responses only)."""
+        said = told(routed.dialect, raw)
         if said.params is not None:
-            ids = None
-            if handoff.ids is not None and said.reply_ids is not None:
-                reply = ids_of(said.reply_ids)
-                ids = handoff.ids + reply if reply is not None else None
+            reply = _ids(said.reply_ids)
+            ids = handoff.ids + reply if handoff.ids is not None and reply is not None else None
             self._keep(handoff, routed, ticket, said.params, ids)
             self._compare(handoff, routed, ticket, said.prompt_ids)
         else:
@@ -348,7 +349,7 @@ class Pairs:
         if handoff.whole:
             assert routed.dialect is not None
             answer = restreamed(routed.dialect, answer, usage=not routed.hide_usage)
-        return answer
+        return answer, self.usage(handoff, said.usage), said.response_id
 
     def streamed(self, handoff: Handoff, routed: Routed, ticket: Ticket, offer: bytes | None) -> None:
         """Take note of the end of decode's stream, and of what it said of the blocks that are kept."""
@@ -366,7 +367,7 @@ class Pairs:
         return usage._replace(cached_tokens=handoff.cached)
 
     def _keep(
-        self, handoff: Handoff, routed: Routed, ticket: Ticket, raw: bytes, ids: "array[int] | None"
+        self, handoff: Handoff, routed: Routed, ticket: Ticket, raw: bytes, ids: TokenIds | None
     ) -> None:
         """Enter what decode holds, for the session's next turn; or have it let go of."""
         engine, turn = self._engine, ticket.turn
@@ -379,7 +380,7 @@ class Pairs:
             return
         expires_at = until if until is not None else self._plane.now() + self._rules(routed).ttl_s
         replica = ticket.decision.replica
-        known = ids[: offer.tokens] if ids is not None else array("I")
+        known = ids.first(offer.tokens) if ids is not None else _UNKNOWN
         claim = Claim(replica, ticket.epoch, turn.model, known, block_tokens, raw, expires_at)
         if until is None or turn.session is None:
             counts[Unclaimed.NO_SESSION] += 1
@@ -394,7 +395,7 @@ class Pairs:
         """Whether both replicas made the same tokens of the prompt. If not, the answer was wrong."""
         if handoff.ids is None or prompt_ids is None:
             return
-        if ids_of(prompt_ids) != handoff.ids:
+        if TokenIds.read(prompt_ids) != handoff.ids:
             pair = f"replicas {handoff.prefill} and {ticket.decision.replica}"
             self._distrust(routed, f"{pair} make different tokens of one prompt")
 
@@ -448,3 +449,8 @@ class Pairs:
 
     def _rules(self, routed: Routed) -> PairRules:
         return self._engine.pair_rules(routed.plan)
+
+
+def _ids(told: bytes | None) -> TokenIds | None:
+    """Token ids that a replica told; `None` where it did not, or in no form that is known."""
+    return TokenIds.read(told) if told is not None else None

@@ -102,6 +102,8 @@ class PairChoice(msgspec.Struct, gc=False):
 class PairAnswer(msgspec.Struct, gc=False):
     """What a replica's answer tells of its tokens and of what it keeps."""
 
+    id: Raw | UnsetType = UNSET
+    usage: Raw | UnsetType = UNSET
     kv_transfer_params: Raw | UnsetType = UNSET
     prompt_token_ids: Raw | UnsetType = UNSET
     token_ids: Raw | UnsetType = UNSET

@@ -5,7 +5,6 @@ wrong blocks. So nothing is passed on here that is not as it is known. Knows no 
 """
 
 import json
-from array import array
 from typing import Final, NamedTuple
 
 import msgspec
@@ -17,7 +16,6 @@ PREFILL: Final = b'{"do_remote_decode":true}'
 """What a prefill replica is sent that has nothing to fetch."""
 
 _PARAMS: Final = msgspec.json.Decoder(TransferParams)
-_IDS: Final = msgspec.json.Decoder(list[int])
 
 
 class Offer(NamedTuple):
@@ -65,27 +63,6 @@ def trimmed(raw: bytes, tokens: int, block_tokens: int) -> bytes:
     }
     edits = [(one.value, one.end, instead[one.key]) for one in members(raw) if one.key in instead]
     return b"".join(edited(raw, edits))
-
-
-def ids_of(raw: bytes) -> "array[int] | None":
-    """A list of token ids; `None` for anything else."""
-    try:
-        return array("I", _IDS.decode(raw))
-    except (msgspec.DecodeError, OverflowError, RecursionError):
-        return None
-
-
-def common(one: "array[int]", two: "array[int]") -> int:
-    """How many tokens two prompts begin with alike."""
-    a, b, width = one.tobytes(), two.tobytes(), one.itemsize
-    low, high = 0, min(len(one), len(two))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low * width : middle * width] == b[low * width : middle * width]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _read(raw: bytes) -> TransferParams | None:

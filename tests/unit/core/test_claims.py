@@ -1,19 +1,18 @@
 """What decode replicas offer: taken once, in time, in their replica's life, or let go of."""
 
-from array import array
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from router.base.ids import ReplicaId, SessionKey
 from router.core.claims import Claim, Claims
+from router.core.token_ids import TokenIds
 
 D, E = ReplicaId("d"), ReplicaId("e")
 S, T = SessionKey("s"), SessionKey("t")
 
 
 def claim(replica: ReplicaId = D, *, tokens: int = 4, expires_at: float = 10.0) -> Claim:
-    return Claim(replica, 1, "m", array("I", range(tokens)), 16, b"{}", expires_at)
+    return Claim(replica, 1, "m", TokenIds(b"7," * tokens, tokens), 16, b"{}", expires_at)
 
 
 def test_a_claim_is_taken_once() -> None:
@@ -99,7 +98,7 @@ def test_a_replica_that_needs_its_blocks_loses_its_oldest_claim() -> None:
 
 
 def test_of_more_than_it_may_hold_the_oldest_goes() -> None:
-    claims = Claims(most_tokens=10)
+    claims = Claims(most_bytes=20)
     first = claim(tokens=6)
     claims.put(S, first)
     claims.put(T, claim(tokens=5))
@@ -115,7 +114,7 @@ def test_of_more_than_it_may_hold_the_oldest_goes() -> None:
 @given(st.lists(st.tuples(st.sampled_from("ptresf"), st.sampled_from("ab"), st.integers(1, 30))))
 def test_no_claim_is_ever_had_twice(steps: list[tuple[str, str, int]]) -> None:
     """Whatever happens in whatever order: each is taken or let go of at most once, and tokens add up."""
-    claims = Claims(most_tokens=60)
+    claims = Claims(most_bytes=120)
     made: list[Claim] = []  # kept, so that no two have the same identity
     had: list[int] = []
     held: dict[str, Claim] = {}

@@ -1,6 +1,5 @@
 """A paired turn in the engine: who computes its prompt, what is counted where, and what the books learn."""
 
-from array import array
 from random import Random
 
 import pytest
@@ -18,6 +17,7 @@ from router.core.plan import Overload, PairRules, Plan
 from router.core.request import Chain, Turn
 from router.core.strategies.priced import Priced
 from router.core.ticket import Ticket
+from router.core.token_ids import TokenIds
 
 P, Q, D, E, W = (ReplicaId(name) for name in "pqdew")
 PROMPT = 10_000
@@ -64,7 +64,7 @@ def offer(engine: Engine, ticket: Ticket, tokens: int, *, now: float = 0.0) -> C
     """What the ticket's replica holds after its answer, as the data plane would enter it."""
     until = engine.claimable(ticket, now)
     assert until is not None
-    ids = array("I", range(tokens))
+    ids = TokenIds(b"7," * tokens, tokens)
     claim = Claim(ticket.decision.replica, ticket.epoch, "m", ids, 16, b"{}", until)
     assert ticket.turn.session is not None
     engine.pairs.claims.put(ticket.model.key(ticket.turn.session), claim)

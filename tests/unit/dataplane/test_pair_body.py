@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from router.core.observe import Usage
 from router.dataplane.dialects import Dialect
 from router.dataplane.pair_body import (
     PairBody,
@@ -109,21 +110,27 @@ ANSWER: dict[str, Any] = {
     "choices": [{"index": 0, "message": {"content": "}]{["}, "token_ids": [4, 5]}],
     "prompt_token_ids": [1, 2, 3],
     "kv_transfer_params": {"remote_port": 1},
-    "usage": {},
+    "usage": {"prompt_tokens": 3, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 1}},
 }
 
 
 def test_a_whole_answer_tells_its_tokens_and_what_is_kept() -> None:
-    params, prompt, reply = told(json.dumps(ANSWER).encode())
-    assert params is not None
-    assert (json.loads(params), prompt, reply) == ({"remote_port": 1}, b"[1, 2, 3]", b"[4, 5]")
+    found = told(Dialect.CHAT, json.dumps(ANSWER).encode())
+    assert found.params is not None
+    assert (json.loads(found.params), found.prompt_ids, found.reply_ids) == (
+        {"remote_port": 1},
+        b"[1, 2, 3]",
+        b"[4, 5]",
+    )
+    assert (found.usage, found.response_id) == (Usage(3, 2, 1), None)
+    assert told(Dialect.RESPONSES, json.dumps(ANSWER).encode()).response_id == "x"
     completion = {
         "choices": [{"text": "", "token_ids": [4], "prompt_token_ids": [1]}],
         "prompt_token_ids": None,
     }
-    assert told(json.dumps(completion).encode()) == Told(None, b"[1]", b"[4]")
-    assert told(b"[]") == told(b"nonsense") == told(b'{"choices":5}') == Told(None, None, None)
-    assert told(b'{"choices":null}') == Told(None, None, None)
+    assert told(Dialect.COMPLETIONS, json.dumps(completion).encode()) == Told(None, b"[1]", b"[4]")
+    for text in (b"[]", b"nonsense", b'{"choices":5}', b'{"choices":null}'):
+        assert told(Dialect.CHAT, text) == Told(None, None, None)
 
 
 def test_the_client_sees_null_where_it_did_not_ask() -> None:
@@ -135,7 +142,8 @@ def test_the_client_sees_null_where_it_did_not_ask() -> None:
         "kv_transfer_params": None,
     }
     assert json.loads(shown(body, ids=True)) == {**ANSWER, "kv_transfer_params": None}
-    assert shown(b'{"choices":[]}', ids=False) == b'{"choices":[]}'
+    for text in (b'{"choices":[]}', b"[]", b"nonsense", b"[" * 5000):
+        assert shown(text, ids=False) == text
 
 
 def test_a_rendered_prompt_is_one_object_or_a_list_of_one() -> None:

@@ -1,0 +1,73 @@
+"""Token ids of a prompt, held and compared as the text in which replicas tell them.
+
+Nobody here needs an id as a number: two prompts are held against each other, and a reply is put behind its
+prompt. To make numbers of thousands of ids, three times a turn, was most of what a paired turn cost.
+Knows no replicas, and no JSON but such lists.
+"""
+
+
+class TokenIds:
+    """Ids as decimal numbers with a comma behind each. Never changes.
+
+    So equal prompts are equal texts, a text can be put behind another, and each comma of what two texts begin
+    with alike is a token that they share.
+    """
+
+    __slots__ = ("_count", "_text")
+
+    def __init__(self, text: bytes, count: int) -> None:
+        self._text = text
+        self._count = count
+
+    @staticmethod
+    def read(told: bytes) -> "TokenIds | None":
+        """From a JSON list; `None` for anything that is not a list of ids as replicas write them."""
+        text = told.replace(b", ", b",")
+        frame = text.translate(None, b"0123456789")
+        commas = len(frame) - 2
+        if frame != b"[%b]" % (b"," * commas) or not (text.startswith(b"[") and text.endswith(b"]")):
+            return None
+        text = text[1:-1] + b","
+        if text == b",":
+            return TokenIds(b"", 0)
+        if text.startswith(b",") or b",," in text:
+            return None
+        return TokenIds(text, commas + 1)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TokenIds) and self._text == other._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    def __add__(self, other: "TokenIds") -> "TokenIds":
+        return TokenIds(self._text + other._text, self._count + other._count)
+
+    @property
+    def size(self) -> int:
+        """Bytes that are held."""
+        return len(self._text)
+
+    def first(self, count: int) -> "TokenIds":
+        """The first so many, or all where there are no more. Made for a `count` that leaves few behind."""
+        if count >= self._count:
+            return self
+        end = len(self._text)
+        for _ in range(self._count - count):
+            end = self._text.rfind(b",", 0, end - 1) + 1
+        return TokenIds(self._text[:end], count)
+
+    def common(self, other: "TokenIds") -> int:
+        """How many ids both begin with."""
+        one, two = self._text, other._text
+        low, high = 0, min(len(one), len(two))
+        while low < high:
+            middle = (low + high + 1) // 2
+            if one[low:middle] == two[low:middle]:
+                low = middle
+            else:
+                high = middle - 1
+        return one.count(b",", 0, low)
