@@ -281,6 +281,7 @@ def _engine(arguments: argparse.Namespace) -> int:
             config=load_kv_agent(arguments.kv_agent, os.environ),
             pull_gbps=arguments.pull_gbps,
             pull_failures=arguments.pull_failures,
+            p2p=arguments.kv_p2p,
         )
     return _run(serve(settings, arguments.host, arguments.port, kv=kv, ready=ready))
 
@@ -538,6 +539,9 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="FILE",
         help="put a simulated KV agent beside it, by a file as for `homing kv-agent`",
+    )
+    engine.add_argument(
+        "--kv-p2p", action="store_true", help="it is vLLM's own P2P tier: requests name the peer to pull from"
     )
     engine.add_argument(
         "--pull-gbps", type=float, default=100.0, metavar="N", help="gigabits a second of its KV agent"

@@ -139,7 +139,8 @@ class Engine:
         self._followed = 0
         """Replicas whose KV events are followed."""
         self._agents: tuple[Member, ...] = ()
-        """Those that have a KV agent; none where nothing is pulled."""
+        """Those that have a KV agent, or else those with vLLM's P2P tier: the one kind does not pull from the
+        other. None where nothing is pulled."""
         self._flying: dict[Ticket, None] = {}
         """Turns that were sent with a pull and have no first token yet."""
         self._targets: frozenset[ReplicaId] = frozenset()
@@ -744,7 +745,7 @@ class Engine:
             if not depth:
                 continue
             tokens = int(ends[depth - 1] * ratio * member.delivery.trust)
-            if holdings is None:
+            if holdings is None or member.spec.kv_p2p is not None:
                 if member.health.state not in (State.HEALTHY, State.PROBATION):
                     continue
             elif not holdings.is_up(member.id):
@@ -1112,6 +1113,8 @@ class Engine:
         if decision.pull is not None and self._holdings is not None and self._pullbook is not None:
             # Nobody else tells how it went. A few blocks less may be the estimate's fault.
             self._pullbook.result(decision.pull.source, pull_came(decision, cached_tokens), now)
+            if ticket.member.spec.kv_p2p is not None:
+                self._learn_path(ticket, decision.pull.source, prompt_tokens, cached_tokens)
         if not ticket.depth:
             return
         ends = ticket.turn.chain.ends
@@ -1119,6 +1122,18 @@ class Engine:
         believed = prompt_tokens * ends[ticket.depth - 1] / ends[-1] if ends[-1] else 0.0
         if ticket.member.delivery.observe(believed, cached_tokens):
             self._resize(ticket.member)
+
+    def _learn_path(self, ticket: Ticket, source: ReplicaId, prompt_tokens: int, cached_tokens: int) -> None:
+        """What a path carries whose ends do not tell: the pull took what the first token took beyond
+        computing the rest. Where the turn waited as well, the two cannot be told apart."""
+        chosen = ticket.decision.chosen
+        came = cached_tokens - chosen.cached_tokens
+        if ticket.ttft_s is None or not ticket.turn.stream or came <= 0 or chosen.wait_s or chosen.slot_s:
+            return
+        assert self._pullbook is not None
+        rest_s = chosen.curve.seconds(max(1, prompt_tokens - cached_tokens), prompt_tokens)
+        seconds = max(_LEAST_FETCH_S, ticket.ttft_s - rest_s)
+        self._pullbook.measured(source, ticket.decision.replica, came, seconds)
 
     def _model(self, name: str) -> Model:
         """What is known of a model, or one of which nothing is; asking for it is not learning of it."""
@@ -1165,7 +1180,8 @@ class Engine:
         self._ready.clear()
         self._count_followed()
         if self._pullbook is not None:
-            self._agents = tuple(member for member in self._ordered if member.spec.kv_agent)
+            agents = [member for member in self._ordered if member.spec.kv_agent is not None]
+            self._agents = tuple(agents or [one for one in self._ordered if one.spec.kv_p2p is not None])
             pools = self._holdings.pools if self._holdings is not None else ()
             self._pullbook.keep_only((*self._members, *pools))
         self._set_targets()
@@ -1174,7 +1190,9 @@ class Engine:
     def _set_targets(self) -> None:
         holdings = self._holdings
         self._targets = frozenset(
-            member.id for member in self._agents if holdings is None or holdings.is_up(member.id)
+            member.id
+            for member in self._agents
+            if holdings is None or member.spec.kv_p2p is not None or holdings.is_up(member.id)
         )
 
     def _set_roles(self) -> None:

@@ -31,6 +31,9 @@ class ReplicaSpec:
     """What its host tier holds beyond the device, where the operator knows better than `/metrics`."""
     kv_agent: str | None = None
     """`host:port` of its KV agent: others can pull from it, and it from them. `None` = it has none."""
+    kv_p2p: str | None = None
+    """`host:port` of vLLM's own P2P tier in it: others that have one can pull from it, and it from them.
+    `None` = it has none."""
     kv_events: str | None = None
     """Where it publishes KV events, `tcp://host:port`; `None` = it does not."""
     kv_replay: str | None = None

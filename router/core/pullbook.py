@@ -172,6 +172,10 @@ class PullBook:
             if bytes_per_s > 0.0:
                 self._carried((source, target), bytes_per_s, 1.0)
 
+    def measured(self, source: ReplicaId, target: ReplicaId, tokens: int, seconds: float) -> None:
+        """So many tokens' KV took so long from the one to the other, as seen from without."""
+        self._carried((source, target), tokens * self._token_bytes.value, seconds)
+
     def forget(self, replica: ReplicaId) -> None:
         """It left the fleet, or is another process: what was learned of it is void."""
         self._records.pop(replica, None)

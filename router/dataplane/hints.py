@@ -1,13 +1,17 @@
-"""The hint that goes with a turn to a replica that has a KV agent: where else its prompt's KV lies.
+"""The hint that goes with a turn to a replica that can pull: where else its prompt's KV lies.
 
-Every such turn gets one, also where nothing is to be pulled from another replica: a signed hint says whose
-session it is, and keeps the agent from asking around on its own. Knows no connections.
+To one with a KV agent goes a signed hint with every turn, also where nothing is to be pulled from another
+replica: it says whose session it is, and keeps the agent from asking around on its own. To one with vLLM's
+own P2P tier go the source's address and a name for the transfer, and nothing where nothing is pulled. Knows
+no connections.
 """
 
 import json
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
+
+import msgspec
 
 from router.base.ids import ReplicaId
 from router.core.decide import Decision
@@ -70,6 +74,18 @@ class HintWriter:
         )
         text = json.dumps({"homing": signed}, separators=(",", ":"))
         return b'"kv_transfer_params":' + text.encode("ascii")
+
+
+def p2p_source(address: str, request_id: bytes) -> bytes:
+    """The same member for vLLM's P2P tier: pull from the one at `address`, `host:port`. The transfer is named
+    after the request: of two of one name, the source would give one what is the other's."""
+    host, _, port = address.rpartition(":")
+    source = {
+        "kv_request_id": request_id.decode("latin-1"),
+        "remote_host": host.strip("[]"),
+        "remote_port": int(port),
+    }
+    return b'"kv_transfer_params":' + msgspec.json.encode({"remote_kv_source": source})
 
 
 def system_tokens(chain: Chain, prompt_tokens: int) -> int:

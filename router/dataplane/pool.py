@@ -64,7 +64,8 @@ class Pool:
         outbox: Outbox | None = None,
     ) -> None:
         """`tls` = what an `https` replica is spoken to with; `None` for an `http` one. `has_agent`: a KV
-        agent is beside it, which hints are for. `outbox`: what its connections write by; `None` = at once."""
+        agent is beside it or a P2P tier in it, which hints are for. `outbox`: what its connections write by;
+        `None` = at once."""
         parts = urlsplit(url)
         # Plain text must never go where TLS was asked for.
         assert (parts.scheme == "https") == (tls is not None)

@@ -29,7 +29,7 @@ from router.core.ticket import Ticket
 from router.dataplane.client import ClientConnection
 from router.dataplane.exchange import Exchange
 from router.dataplane.head import Head, HeadReader
-from router.dataplane.hints import HintWriter
+from router.dataplane.hints import HintWriter, p2p_source
 from router.dataplane.limits import Limits
 from router.dataplane.local import LocalEndpoints
 from router.dataplane.outbox import Outbox
@@ -140,6 +140,8 @@ class DataPlane:
         """`None` where no replica prefills for others, and none ever did."""
         self._chains = chains
         self._hints = hints
+        self._p2p: dict[ReplicaId, str] = {}
+        """Where vLLM's own P2P tier listens, of replicas that have one."""
         self._urls: dict[ReplicaId, tuple[str, str | None, ssl.SSLContext | None]] = {}
         self._retired: list[Pool] = []
         self._live_ids: set[bytes] = set()
@@ -237,7 +239,8 @@ class DataPlane:
         specs = tuple(specs)
         if self.pairs is None and any(spec.role is Role.PREFILL for spec in specs):
             self.pairs = Pairs(self)
-        agents = {spec.id for spec in specs if spec.kv_agent}
+        self._p2p = {spec.id: spec.kv_p2p for spec in specs if spec.kv_p2p is not None}
+        agents = {spec.id for spec in specs if spec.kv_agent is not None or spec.kv_p2p is not None}
         wanted = {spec.id: (spec.url, api_keys.get(spec.id), tls.get(spec.id)) for spec in specs}
         for replica, address in tuple(self._urls.items()):
             if wanted.get(replica) != address:
@@ -367,8 +370,12 @@ class DataPlane:
         return tenant
 
     def hint(self, ticket: Ticket, request_id: bytes) -> bytes | None:
-        """What to add to a request for a replica with a KV agent; `None` where agents have no secret to hold
-        it against."""
+        """What to add to a request for a replica that can pull; `None` where there is nothing to say, or
+        agents have no secret to hold it against."""
+        if ticket.decision.replica in self._p2p:
+            pull = ticket.decision.pull
+            where = self._p2p.get(pull.source) if pull is not None else None
+            return p2p_source(where, request_id) if where is not None else None
         if self._hints is None:
             return None
         label = self.routing.label_of(ticket.turn.tenant)

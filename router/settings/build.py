@@ -107,11 +107,13 @@ def build_routes(loaded: Loaded[RouterConfig]) -> RouteTable:
 def build_spec(replica: Replica) -> ReplicaSpec:
     """A replica that a file lists, without its API key: that is in `credentials.Secrets`."""
     agent = str(replica.kv_agent) if replica.kv_agent is not None else None
+    p2p = str(replica.kv_p2p) if replica.kv_p2p is not None else None
     return ReplicaSpec(
         ReplicaId(replica.name),
         replica.url,
         replica.kv_tokens,
         kv_agent=agent,
+        kv_p2p=p2p,
         kv_events=replica.kv_events,
         kv_replay=replica.kv_replay,
         role=Role(replica.role),

@@ -136,6 +136,8 @@ class Replica(Part, Trust, Reached):
     """KV capacity in tokens; `None` = what `/metrics` says."""
     kv_agent: RemoteAddress | None = None
     """Where its KV agent listens; `None` = it has none. The agent calls itself what the replica is called."""
+    kv_p2p: RemoteAddress | None = None
+    """Where vLLM's own P2P tier in it listens, which stands in for a KV agent; `None` = it has none."""
     kv_events: EventsUrl | None = None
     """Where it publishes KV events."""
     kv_replay: EventsUrl | None = None
@@ -144,6 +146,12 @@ class Replica(Part, Trust, Reached):
     @model_validator(mode="after")
     def _tls_fits(self) -> Self:
         self._needs_https(self.url.partition(":")[0], f"the url is {self.url}")
+        return self
+
+    @model_validator(mode="after")
+    def _one_way_to_pull(self) -> Self:
+        if self.kv_agent is not None and self.kv_p2p is not None:
+            raise ValueError("kv_agent and kv_p2p are two ways to pull: give one")
         return self
 
 
@@ -378,4 +386,15 @@ class RouterConfig(Model):
                     f"kv.gateways[{at}].name: '{gateway.name}' is {taken[gateway.name]}'s already"
                 )
             taken[gateway.name] = "another gateway"
+        return self
+
+    @model_validator(mode="after")
+    def _one_kind_of_pulls(self) -> Self:
+        tiers = next((one.name for one in self.replicas if one.kv_p2p is not None), None)
+        agents = next((one.name for one in self.replicas if one.kv_agent is not None), None)
+        other = f"'{agents}' a kv_agent" if agents is not None else "the fleet a kv gateway"
+        if tiers is not None and (agents is not None or self.kv.gateways):
+            raise ValueError(
+                f"replica '{tiers}' has kv_p2p and {other}, and neither pulls from the other: have one kind"
+            )
         return self

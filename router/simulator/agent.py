@@ -1,4 +1,5 @@
-"""The KV agent beside a simulated replica: what it holds, whom it asks, and how long a pull takes.
+"""The KV agent beside a simulated replica, or the P2P tier in it: what it holds, whom it asks, and how long a
+pull takes.
 
 Store, server, sources, hints and limits are a real agent's, so that routers and other simulated replicas meet
 what they would meet. Only the blocks have no bytes: they are held by name, and a transfer is time that
@@ -8,7 +9,7 @@ passes. A pool is a real gateway, which is given a byte a block.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -59,6 +60,9 @@ class KvBeside:
     """Shared by the agents of one process; `None`: its own."""
     seed: int = 0
     """For which pulls fail."""
+    p2p: bool = False
+    """It is vLLM's own P2P tier: a request names its source by address, without a signature; one that does
+    not pulls from nobody."""
 
     def __post_init__(self) -> None:
         """Raises `SettingsError`."""
@@ -99,6 +103,7 @@ class SimulatedAgent:
         self._block_bytes = replica.block_size * replica.kv_bytes_per_token
         self._block_size = replica.block_size
         self._failures = beside.pull_failures
+        self._p2p = beside.p2p
         self._chance = Random(beside.seed)
         # Times of the network are real seconds, and a replica's own are scaled.
         self._transfers = beside.transfers or Transfers(beside.pull_gbps * replica.time_scale)
@@ -156,12 +161,15 @@ class SimulatedAgent:
     # For the engine.
 
     async def prospect(
-        self, request: str, tenant: str, raw: dict[str, Any] | None, hashes: Sequence[int]
+        self, request: str, tenant: str, raw: Mapping[str, Any] | None, hashes: Sequence[int]
     ) -> Prospect:
         """What may be had of a prompt whose full blocks have these hashes. `tenant`: its `cache_salt`; `raw`:
-        the hint that came with it. Whatever is wrong with a hint, nothing is to be had for it."""
+        the transfer parameters that came with it. Whatever is wrong with a hint, nothing is to be had for
+        it."""
+        told = (raw or {}).get("remote_kv_source" if self._p2p else "homing")
+        told = told if isinstance(told, dict) else None
         try:
-            hint = None if raw is None else self._hints.read(raw, request, time.time())
+            hint = None if told is None or self._p2p else self._hints.read(told, request, time.time())
         except HintFault as fault:
             self.counts[f"hint:{fault.kind.value}"] += 1
             return Prospect(tenant, "", (), 0, 0, None, 0.0, 0.0, 0)
@@ -174,7 +182,8 @@ class SimulatedAgent:
         held = self._store.prefix(space, tenant, (key.hash for key in keys))
         self._store.lease(held, now + LEASE_S)
         found: list[tuple[Source, int]] = []
-        if len(held) < len(keys) and (usable := self._usable(hint, now)):
+        usable = self._at(told, now) if self._p2p else self._usable(hint, now)
+        if len(held) < len(keys) and usable:
             wanted = m.Blocks(space, tenant, pack_hashes([key.hash for key in keys[len(held) :]]))
             found = await ask_sources(usable, wanted, ASK_S)
         source, more = found[0] if found else (None, 0)
@@ -305,6 +314,17 @@ class SimulatedAgent:
         named = self._sources if hint is None else hint.sources
         sources = [self._sources[name] for name in dict.fromkeys(named) if name in self._sources]
         return [source for source in sources if not source.unusable(now)]
+
+    def _at(self, named: Mapping[str, Any] | None, now: float) -> list[Source]:
+        """The peer that a request names by its address; as in vLLM, nobody where the name is not complete."""
+        if named is None or not named.get("kv_request_id"):
+            return []
+        where = (named.get("remote_host"), named.get("remote_port"))
+        return [
+            one
+            for one in self._sources.values()
+            if (one.peer.host, one.peer.port) == where and not one.unusable(now)
+        ]
 
     def _length(self, keys: Sequence[BlockKey]) -> int:
         """How many of these lie here, from the first on."""

@@ -125,7 +125,8 @@ class _Wish(NamedTuple):
     request: str
     """Its id, as the engine has it."""
     tenant: str
-    hint: dict[str, Any] | None
+    params: dict[str, Any] | None
+    """For transfers, as it was sent."""
 
 
 Handler = Callable[[_Call], Awaitable[web.StreamResponse]]
@@ -463,9 +464,8 @@ class Api:
         facts = Facts(prefix + name, self.settings.model, int(time.time()), length, made)
         job = self._job(body, prompt.tokens, made.tokens, len(made.pieces))
         params = body.get("kv_transfer_params")
-        hint = params.get("homing") if isinstance(params, dict) else None
         call.wish = _Wish(
-            prefix + name, str(body.get("cache_salt") or ""), hint if isinstance(hint, dict) else None
+            prefix + name, str(body.get("cache_salt") or ""), params if isinstance(params, dict) else None
         )
         session = call.request.headers.get("X-Session-ID") or body.get("session_id")
         job = job._replace(session=str(session) if session else None)
@@ -530,7 +530,7 @@ class Api:
         if agent is not None and wish is not None and call.fetch is None:
             # The last token is always computed.
             prompt = job.hashes[: (job.prompt_tokens - 1) // self.settings.block_size]
-            prospect = await agent.prospect(wish.request, wish.tenant, wish.hint, prompt)
+            prospect = await agent.prospect(wish.request, wish.tenant, wish.params, prompt)
             listening.on_start = partial(agent.keep, prospect, prompt)
             job = job._replace(pulled=self._wanted(prospect, prompt))
         self.driver.submit(job, listening)

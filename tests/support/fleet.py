@@ -21,6 +21,7 @@ from router.core.fleet import ReplicaSpec, ReplicaStatus
 from router.settings.compare import Settings
 from router.settings.credentials import load_secrets
 from router.settings.load import load_config
+from router.simulator.agent import KvBeside
 from router.simulator.api import Record
 from router.simulator.server import SimulatedReplica
 from router.simulator.settings import ReplicaSettings
@@ -156,6 +157,7 @@ async def fleet(
     keys: Mapping[str, str] | None = None,
     api_keys: Mapping[str, str] | None = None,
     kv_agents: Mapping[str, str] | None = None,
+    kv: Mapping[str, KvBeside] | None = None,
     roles: Mapping[str, Mapping[str, Any]] | None = None,
     probe: str = NEVER,
     down: Sequence[str] = (),
@@ -166,9 +168,10 @@ async def fleet(
     """Replicas r0, r1, … and a router on free ports. Fails if anything is left over at the end.
 
     `config` and `policy` are laid over the usual ones, `keys` is API key → tenant, `api_keys` replica → the
-    key that it wants, `kv_agents` replica → where its KV agent listens, `roles` replica → further keys of its
-    entry, `down` names the replicas that do not run, and `files` lie beside the config. With `reload` the
-    router reads its files anew when it is told, and looks at them every `look_every_s`.
+    key that it wants, `kv_agents` replica → where its KV agent listens, `kv` replica → what is simulated
+    beside it, `roles` replica → further keys of its entry, `down` names the replicas that do not run, and
+    `files` lie beside the config. With `reload` the router reads its files anew when it is told, and looks at
+    them every `look_every_s`.
     """
     before = asyncio.all_tasks()
     async with AsyncExitStack() as stack:
@@ -176,7 +179,8 @@ async def fleet(
         for number in range(size):
             name = f"r{number}"
             each = settings if isinstance(settings, ReplicaSettings) else settings[number]
-            replica = replicas[name] = SimulatedReplica(replace(each, name=name))
+            replica = SimulatedReplica(replace(each, name=name), kv=(kv or {}).get(name))
+            replicas[name] = replica
             await replica.start()
             # So old that a restart within the test moves its start time as far as a real one does.
             replica.api.start_time -= 3600.0

@@ -1082,6 +1082,63 @@ def test_a_session_whose_home_is_drained_is_sent_with_a_pull_that_is_counted_unt
     assert of.decide(turn("t"), 3.0).candidates[0].arriving_tokens == 0
 
 
+def p2p(*specs: ReplicaSpec) -> tuple[Engine, PullBook]:
+    """A fleet as the router has it: what agents hold is heard, and vLLM's own tiers say nothing."""
+    rules = PullRules(seed_gbps=800.0)
+    book = PullBook(rules)
+    of = Engine(
+        [Plan(name="home", strategy=Priced(), pull=rules)],
+        rng=Random(1),
+        pullbook=book,
+        holdings=Holdings(),
+    )
+    of.set_replicas(specs, 0.0)
+    for spec in specs:
+        of.probe_passed(spec.id, 0.0)
+    return of, book
+
+
+def test_vllms_own_tiers_pull_by_what_is_believed_and_teach_by_the_first_token() -> None:
+    of, book = p2p(*(ReplicaSpec(r, f"http://{r}:1", kv_p2p=f"{r}:5710") for r in (A, B)))
+    home = play(of, long("s", 320), 0.0, prompt=80_000).replica
+    other = B if home == A else A
+    of.drain(home, True)
+    ticket = of.admit(long("s", 324)._replace(stream=True), 1.0)
+    pull = ticket.decision.pull
+    assert pull is not None
+    assert (pull.source, ticket.decision.replica) == (home, other)
+    ticket.first_byte(2.0)
+    ticket.end(Outcome.COMPLETED, 3.0, Usage(81_000, 10, 80_000))
+    assert book.has_learned
+    start_s, token_s = book.path(home, other)
+    assert pull.seconds < start_s + 80_000 * token_s < 1.0
+    view = book.view([(home, 1)], frozenset(), 3.0)
+    assert view is not None
+    assert view.sources[0].chance > 0.95
+
+
+def test_whose_first_token_tells_nothing_of_a_path_teaches_none() -> None:
+    for stream, cached in ((False, 80_000), (True, 0)):
+        of, book = p2p(*(ReplicaSpec(r, f"http://{r}:1", kv_p2p=f"{r}:5710") for r in (A, B)))
+        home = play(of, long("s", 320), 0.0, prompt=80_000).replica
+        of.drain(home, True)
+        ticket = of.admit(long("s", 324)._replace(stream=stream), 1.0)
+        assert ticket.decision.pull is not None
+        ticket.first_byte(2.0)
+        ticket.end(Outcome.COMPLETED, 3.0, Usage(81_000, 10, cached))
+        assert not book.has_learned
+
+
+def test_agents_and_vllms_own_tiers_do_not_pull_from_each_other() -> None:
+    of, _ = p2p(
+        ReplicaSpec(A, "http://a:1", kv_agent="a:7710"), ReplicaSpec(B, "http://b:1", kv_p2p="b:5710")
+    )
+    of.agent_reported(A, AgentReport(True), 0.0)
+    home = play(of, long("s", 320), 0.0, prompt=80_000).replica
+    of.drain(home, True)
+    assert of.decide(long("s", 324), 1.0).pull is None
+
+
 def test_turns_that_begin_alike_ride_on_one_pull_once_it_is_known_what_a_path_carries() -> None:
     of, book = pulling("a", "b")
     home = play(of, long("s", 320), 0.0, prompt=80_000).replica

@@ -154,6 +154,16 @@ def test_what_agents_say_of_their_pulls_is_learned() -> None:
     assert (C, B) not in view.links
 
 
+def test_what_was_seen_from_without_teaches_what_the_path_carries() -> None:
+    book = PullBook(PullRules())
+    for _ in range(20):
+        book.measured(A, B, 10_000, 1.0)
+        book.measured(A, B, 40_000, 3.7)
+    assert book.has_learned
+    start_s, token_s = book.path(A, B)
+    assert start_s + 20_000 * token_s == pytest.approx(1.9, rel=0.1)
+
+
 def test_how_turns_found_their_pulls_changes_the_chance() -> None:
     book = PullBook(PullRules())
     for _ in range(5):

@@ -7,7 +7,7 @@ from router.core.decide import Decision, Kind
 from router.core.plan import PullRules
 from router.core.price import Pull
 from router.core.request import EMPTY_CHAIN, Chain, Turn
-from router.dataplane.hints import HintWriter, system_tokens
+from router.dataplane.hints import HintWriter, p2p_source, system_tokens
 from router.kv.hint import Hint, HintReader
 
 SECRET = b"shared"
@@ -66,3 +66,18 @@ def test_system_tokens_are_the_systems_part_of_the_prompt() -> None:
     assert system_tokens(chain, 250) == 75
     assert system_tokens(Chain((1, 2), (0, 300), 2), 250) == 0
     assert system_tokens(Chain((1, 2), (0, 0), 2, 1), 0) == 0
+
+
+def test_vllms_own_tier_is_told_in_its_own_words_where_to_pull_from() -> None:
+    member = p2p_source("10.0.0.1:5710", b'r-"1')
+    assert json.loads(b"{" + member + b"}") == {
+        "kv_transfer_params": {
+            "remote_kv_source": {
+                "kv_request_id": 'r-"1',
+                "remote_host": "10.0.0.1",
+                "remote_port": 5710,
+            }
+        }
+    }
+    six = json.loads(b"{" + p2p_source("[fd00::1]:5710", b"r") + b"}")["kv_transfer_params"]
+    assert six["remote_kv_source"]["remote_host"] == "fd00::1"

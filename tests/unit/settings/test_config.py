@@ -93,6 +93,19 @@ def test_only_a_prefill_replica_fetches_from_others():
     assert made.replicas[0].two_way
 
 
+def test_a_fleet_pulls_through_agents_or_through_vllms_own_tier():
+    a, b = {"name": "a", "url": "http://a"}, {"name": "b", "url": "http://b"}
+    agent, tier = {"kv_agent": "a:7710"}, {"kv_p2p": "a:5710"}
+    made = config(replicas=[{**a, **tier}, b])
+    assert str(made.replicas[0].kv_p2p) == "a:5710"
+    with pytest.raises(ValidationError, match="kv_agent and kv_p2p are two ways to pull: give one"):
+        config(replicas=[{**a, **agent, **tier}])
+    with pytest.raises(ValidationError, match="replica 'b' has kv_p2p and 'a' a kv_agent"):
+        config(replicas=[{**a, **agent}, {**b, **tier}])
+    with pytest.raises(ValidationError, match="replica 'a' has kv_p2p and the fleet a kv gateway"):
+        config(replicas=[{**a, **tier}], kv={"gateways": [{"name": "pool", "address": "p:7711"}]})
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [
