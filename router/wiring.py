@@ -36,7 +36,7 @@ from router.core.chain_watch import ChainWatch, told
 from router.core.engine import Engine
 from router.core.holdings import Holdings
 from router.core.model import Model
-from router.core.observe import Observer
+from router.core.observer import Observer
 from router.core.plan import Plan
 from router.core.pullbook import PullBook
 from router.core.session import Session

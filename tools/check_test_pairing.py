@@ -38,6 +38,9 @@ TESTED_ELSEWHERE: Mapping[str, str] = {
     "router/kv/remote.py": "tests/integration/test_kv_agents.py",
     "router/kv/serving.py": "tests/integration/test_kv_agents.py",
     "router/kv/sources.py": "tests/integration/test_kv_agents.py",
+    # Values that do nothing but be values.
+    "router/core/observe.py": "tests/unit/base/test_values.py",
+    "router/core/request.py": "tests/unit/base/test_values.py",
     # The listener of the admin API is tested through it.
     "router/controlplane/admin_port.py": "tests/unit/controlplane/test_admin.py",
     # Several processes.

@@ -1,16 +1,33 @@
-"""Named tuples in a third of the time, for the few that are made for every turn."""
+"""Values of which some are made for every turn: compared and shown by their fields, and never changed."""
 
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-_T = TypeVar("_T", bound=tuple[Any, ...])
+_V = TypeVar("_V", bound="Value")
 
 
-def maker(cls: type[_T]) -> "partial[_T]":
-    """A function that makes a `cls` of the plain tuple of all its fields, in their order. It checks nothing:
-    neither how many there are nor, in the type checker, what they are.
+class Value:
+    """Base of such a value. Its fields are the arguments of its constructor, named in `__match_args__`.
 
-    The constructor of a named tuple is a Python function that sorts its arguments, makes that tuple and then
-    calls the same.
+    A class of its own and not a named tuple, since the compiled build reads a field of these in one step and
+    keeps numbers as numbers; type checkers refuse to set one.
     """
-    return partial(tuple.__new__, cls)
+
+    __slots__ = ()
+
+    __match_args__: ClassVar[tuple[str, ...]] = ()
+
+    def replace(self: _V, **changes: Any) -> _V:
+        """The same but for `changes`. Raises `TypeError` for what is no field."""
+        return type(self)(**{name: getattr(self, name) for name in self.__match_args__} | changes)
+
+    def __eq__(self, other: object) -> bool:
+        if type(self) is not type(other):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in self.__match_args__)
+
+    def __hash__(self) -> int:
+        return hash(tuple([getattr(self, name) for name in self.__match_args__]))
+
+    def __repr__(self) -> str:
+        fields = ", ".join([f"{name}={getattr(self, name)!r}" for name in self.__match_args__])
+        return f"{type(self).__name__}({fields})"

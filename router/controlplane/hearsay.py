@@ -14,7 +14,8 @@ from router.base.clock import Clock
 from router.base.ids import ReplicaId, TenantId
 from router.controlplane.link import Kind
 from router.core.heard import HeardResponse, HeardTurn
-from router.core.observe import FAILURES, NEUTRAL, Ended, Outcome, Silent
+from router.core.observe import FAILURES, NEUTRAL, Ended, Outcome
+from router.core.observer import Silent
 from router.core.stored import Stored
 
 _log = logging.getLogger(__name__)

@@ -14,7 +14,8 @@ from router.base.ids import ReplicaId, SessionKey, TenantId
 from router.base.tasks import TaskOwner
 from router.controlplane.kv_agents import Fetched
 from router.core.decide import Decision
-from router.core.observe import FAILURES, Ended, Silent
+from router.core.observe import FAILURES, Ended
+from router.core.observer import Silent
 from router.core.request import Turn
 
 _MOST: Final = 4096

@@ -8,10 +8,10 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from heapq import nlargest
-from typing import Final, NamedTuple
+from typing import Final
 
 from router.base.ids import SessionKey
-from router.base.values import maker
+from router.base.values import Value
 from router.core.breaks import Break, Cause, find_difference
 from router.core.decide import Decision
 from router.core.model import Model
@@ -31,21 +31,37 @@ _SEGMENT_BYTES: Final = 12
 _MOST_OPENINGS: Final = 8192
 
 
-class Told(NamedTuple):
+class Told(Value):
     """A turn, as far as watching it is concerned."""
 
-    key: SessionKey
-    """The session's, with its model."""
-    chain: Chain
-    derived: bool
-    """The session has no id of its own but the conversation's opening."""
-    prompt_tokens: int
-    cached_tokens: int
-    """Expected to be found, whatever the chain."""
-    now: float
+    __match_args__ = (
+        "key",
+        "chain",
+        "derived",
+        "prompt_tokens",
+        "cached_tokens",
+        "now",
+    )
+    __slots__ = __match_args__
 
-
-make_told: Final = maker(Told)
+    def __init__(
+        self,
+        key: SessionKey,
+        chain: Chain,
+        derived: bool,
+        prompt_tokens: int,
+        cached_tokens: int,
+        now: float,
+    ) -> None:
+        self.key: Final = key
+        """The session's, with its model."""
+        self.chain: Final = chain
+        self.derived: Final = derived
+        """The session has no id of its own but the conversation's opening."""
+        self.prompt_tokens: Final = prompt_tokens
+        self.cached_tokens: Final = cached_tokens
+        """Expected to be found, whatever the chain."""
+        self.now: Final = now
 
 
 def told(turn: Turn, decision: Decision, model: Model) -> Told | None:
@@ -53,15 +69,13 @@ def told(turn: Turn, decision: Decision, model: Model) -> Told | None:
     goes on from a stored response, of which the body holds only what is new."""
     if turn.session is None or turn.response_id is not None or not turn.computes or not turn.chain.hashes:
         return None
-    return make_told(
-        (
-            model.key(turn.session),
-            turn.chain,
-            turn.session_source == "derived",
-            decision.prompt_tokens,
-            decision.cached_tokens,
-            decision.at,
-        )
+    return Told(
+        model.key(turn.session),
+        turn.chain,
+        turn.session_source == "derived",
+        decision.prompt_tokens,
+        decision.cached_tokens,
+        decision.at,
     )
 
 

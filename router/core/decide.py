@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from router.base.ids import ReplicaId
-from router.base.values import maker
+from router.base.values import Value
 from router.core.estimate.prefill import Curve, PrefillCurve
 from router.core.learned import SEED_TOKENS_PER_S
 from router.core.request import Turn
@@ -46,57 +46,105 @@ class Kind(StrEnum):
     """The same, and prefill first fetches what decode holds of the session's last turn."""
 
 
-class Candidate(NamedTuple):
+class Candidate(Value):
     """One eligible replica as it stood when the decision was made. Immutable."""
 
-    replica: ReplicaId
-    cached_tokens: int
-    """Leading prompt tokens expected to be found there: what is believed to lie there, times what the replica
-    delivers of such beliefs."""
-    in_flight: int
-    """Turns that this router has there."""
-    pending_tokens: int
-    """Uncached prompt tokens that this router sent there and that are not yet prefilled."""
-    working_set_tokens: int
-    """Tokens of the living sessions whose home it is."""
-    capacity_tokens: int | None
-    """KV capacity in tokens; `None` where the replica has not told."""
-    foreign: float | None
-    """Requests running and waiting there that were not ours when it last reported; `None` if unknown."""
-    recent_failures: float
-    """Failures lately, halved every ten seconds: a replica that fails fast must not look idle."""
-    placed_at: float
-    """When a new session was last placed there; breaks ties so that paced sessions spread."""
-    over: str | None
-    """Which limit of the policy it exceeds, in words; `None` if none."""
-    free_tokens: float | None = None
-    """KV that is neither in use nor spoken for by turns on their way there, below 0 where more is; `None` if
-    unknown."""
-    held_tokens: int = 0
-    """Missing tokens of the turns that wait in the router to go there."""
-    ahead_tokens: int = 0
-    """Those of them that are of turns which would go before this one."""
-    held: int = 0
-    """How many turns wait in the router to go there."""
-    host_tokens: int = 0
-    """How many of `cached_tokens` lie only in its host tier."""
-    reach_tokens: int | None = None
-    """KV capacity of device and host together; `None` where the replica has not told."""
-    wait_s: float = 0.0
-    """Until it has prefilled what goes before this turn: what was sent there, and what waits to be."""
-    slot_s: float = 0.0
-    """Until it has a place and KV blocks for this turn. 0 where its capacity is unknown."""
-    curve: Curve = _SEED_CURVE
-    """What a first token takes there, as learned."""
-    waiting: float = 0.0
-    """Turns that wait for this replica, here or there, where it is short of blocks or places; else 0."""
-    holding_s: float = 0.0
-    """How long a turn there holds its KV after the first token, on average."""
-    arriving_tokens: int = 0
-    """KV on its way there from other replicas."""
+    __match_args__ = (
+        "replica",
+        "cached_tokens",
+        "in_flight",
+        "pending_tokens",
+        "working_set_tokens",
+        "capacity_tokens",
+        "foreign",
+        "recent_failures",
+        "placed_at",
+        "over",
+        "free_tokens",
+        "held_tokens",
+        "ahead_tokens",
+        "held",
+        "host_tokens",
+        "reach_tokens",
+        "wait_s",
+        "slot_s",
+        "curve",
+        "waiting",
+        "holding_s",
+        "arriving_tokens",
+    )
+    __slots__ = __match_args__
 
-
-make_candidate: Final = maker(Candidate)
+    def __init__(
+        self,
+        replica: ReplicaId,
+        cached_tokens: int,
+        in_flight: int,
+        pending_tokens: int,
+        working_set_tokens: int,
+        capacity_tokens: int | None,
+        foreign: float | None,
+        recent_failures: float,
+        placed_at: float,
+        over: str | None,
+        free_tokens: float | None = None,
+        held_tokens: int = 0,
+        ahead_tokens: int = 0,
+        held: int = 0,
+        host_tokens: int = 0,
+        reach_tokens: int | None = None,
+        wait_s: float = 0.0,
+        slot_s: float = 0.0,
+        curve: Curve = _SEED_CURVE,
+        waiting: float = 0.0,
+        holding_s: float = 0.0,
+        arriving_tokens: int = 0,
+    ) -> None:
+        self.replica: Final = replica
+        self.cached_tokens: Final = cached_tokens
+        """Leading prompt tokens expected to be found there: what is believed to lie there, times what the
+        replica delivers of such beliefs."""
+        self.in_flight: Final = in_flight
+        """Turns that this router has there."""
+        self.pending_tokens: Final = pending_tokens
+        """Uncached prompt tokens that this router sent there and that are not yet prefilled."""
+        self.working_set_tokens: Final = working_set_tokens
+        """Tokens of the living sessions whose home it is."""
+        self.capacity_tokens: Final = capacity_tokens
+        """KV capacity in tokens; `None` where the replica has not told."""
+        self.foreign: Final = foreign
+        """Requests running and waiting there that were not ours when it last reported; `None` if unknown."""
+        self.recent_failures: Final = recent_failures
+        """Failures lately, halved every ten seconds: a replica that fails fast must not look idle."""
+        self.placed_at: Final = placed_at
+        """When a new session was last placed there; breaks ties so that paced sessions spread."""
+        self.over: Final = over
+        """Which limit of the policy it exceeds, in words; `None` if none."""
+        self.free_tokens: Final = free_tokens
+        """KV that is neither in use nor spoken for by turns on their way there, below 0 where more is; `None`
+        if unknown."""
+        self.held_tokens: Final = held_tokens
+        """Missing tokens of the turns that wait in the router to go there."""
+        self.ahead_tokens: Final = ahead_tokens
+        """Those of them that are of turns which would go before this one."""
+        self.held: Final = held
+        """How many turns wait in the router to go there."""
+        self.host_tokens: Final = host_tokens
+        """How many of `cached_tokens` lie only in its host tier."""
+        self.reach_tokens: Final = reach_tokens
+        """KV capacity of device and host together; `None` where the replica has not told."""
+        self.wait_s: Final = wait_s
+        """Until it has prefilled what goes before this turn: what was sent there, and what waits to be."""
+        self.slot_s: Final = slot_s
+        """Until it has a place and KV blocks for this turn. 0 where its capacity is unknown."""
+        self.curve: Final = curve
+        """What a first token takes there, as learned."""
+        self.waiting: Final = waiting
+        """Turns that wait for this replica, here or there, where it is short of blocks or places; else 0."""
+        self.holding_s: Final = holding_s
+        """How long a turn there holds its KV after the first token, on average."""
+        self.arriving_tokens: Final = arriving_tokens
+        """KV on its way there from other replicas."""
 
 
 class Source(NamedTuple):
@@ -143,47 +191,83 @@ class Pulls(NamedTuple):
     bytes."""
 
 
-class FleetView(NamedTuple):
+class FleetView(Value):
     """The fleet at one instant, for one turn. Candidates are in a stable order, by name."""
 
-    now: float
-    """Monotonic seconds."""
-    candidates: tuple[Candidate, ...]
-    """Eligible replicas: healthy, serving the model, not draining, not excluded. Never empty."""
-    home: ReplicaId | None
-    """The session's home, whether or not it is among the candidates; `None` if nobody holds it."""
-    prompt_tokens: int
-    """Estimated length of the whole prompt."""
-    ring: Ring
-    """All replicas that may own sessions, the unhealthy ones included: skip those not in `candidates`."""
-    serial: int
-    """How many decisions this policy made before this one: whose turn it is, for a strategy that rotates."""
-    parent: ReplicaId | None = None
-    """Where the session lives that started this one, for a session without a home; `None` if nobody knows."""
-    pulls: Pulls | None = None
-    """`None` where nothing can be pulled."""
+    __match_args__ = (
+        "now",
+        "candidates",
+        "home",
+        "prompt_tokens",
+        "ring",
+        "serial",
+        "parent",
+        "pulls",
+    )
+    __slots__ = __match_args__
+
+    def __init__(
+        self,
+        now: float,
+        candidates: tuple[Candidate, ...],
+        home: ReplicaId | None,
+        prompt_tokens: int,
+        ring: Ring,
+        serial: int,
+        parent: ReplicaId | None = None,
+        pulls: Pulls | None = None,
+    ) -> None:
+        self.now: Final = now
+        """Monotonic seconds."""
+        self.candidates: Final = candidates
+        """Eligible replicas: healthy, serving the model, not draining, not excluded. Never empty."""
+        self.home: Final = home
+        """The session's home, whether or not it is among the candidates; `None` if nobody holds it."""
+        self.prompt_tokens: Final = prompt_tokens
+        """Estimated length of the whole prompt."""
+        self.ring: Final = ring
+        """All replicas that may own sessions, the unhealthy ones included: skip those not in `candidates`."""
+        self.serial: Final = serial
+        """How many decisions this policy made before this one: whose turn it is, for a strategy that
+        rotates."""
+        self.parent: Final = parent
+        """Where the session lives that started this one, for a session without a home; `None` if nobody
+        knows."""
+        self.pulls: Final = pulls
+        """`None` where nothing can be pulled."""
 
 
-make_view: Final = maker(FleetView)
-
-
-class Choice(NamedTuple):
+class Choice(Value):
     """A strategy's answer."""
 
-    candidate: Candidate
-    reason: str
-    """Few words, lower case, for a person: `owner on the ring`, `least in flight`."""
-    prices: tuple[float, ...] | None = None
-    """A figure for each candidate, in their order, in the strategy's own unit (less is better); `None`
-    where it compared none. Never infinite, never negative."""
-    pull: "Pull | None" = None
-    """What the replica is to fetch from another one first; `None` = nothing."""
-    price_list: "Prices | None" = None
-    """What the candidates were priced by, for a strategy that prices in milliseconds: whoever wants the bill
-    makes it of this and the candidates."""
+    __match_args__ = (
+        "candidate",
+        "reason",
+        "prices",
+        "pull",
+        "price_list",
+    )
+    __slots__ = __match_args__
 
-
-make_choice: Final = maker(Choice)
+    def __init__(
+        self,
+        candidate: Candidate,
+        reason: str,
+        prices: tuple[float, ...] | None = None,
+        pull: "Pull | None" = None,
+        price_list: "Prices | None" = None,
+    ) -> None:
+        self.candidate: Final = candidate
+        self.reason: Final = reason
+        """Few words, lower case, for a person: `owner on the ring`, `least in flight`."""
+        self.prices: Final = prices
+        """A figure for each candidate, in their order, in the strategy's own unit (less is better); `None`
+        where it compared none. Never infinite, never negative."""
+        self.pull: Final = pull
+        """What the replica is to fetch from another one first; `None` = nothing."""
+        self.price_list: Final = price_list
+        """What the candidates were priced by, for a strategy that prices in milliseconds: whoever wants the
+        bill makes it of this and the candidates."""
 
 
 class Strategy(Protocol):
@@ -208,38 +292,74 @@ BUILT_IN: Mapping[str, str] = {
 """Strategy name in a policy → `module:Class`, imported when used."""
 
 
-class Decision(NamedTuple):
+class Decision(Value):
     """Where a turn goes and why. The candidates and prices are the bill."""
 
-    replica: ReplicaId
-    kind: Kind
-    reason: str
-    policy: str
-    """Name of the policy that decided."""
-    candidates: tuple[Candidate, ...]
-    prices: tuple[float, ...] | None
-    home: ReplicaId | None
-    prompt_tokens: int
-    cached_tokens: int
-    """Predicted for the chosen replica."""
-    attempt: int
-    """0 for the first, 1 and up when an earlier replica failed this turn."""
-    at: float
-    """Monotonic seconds."""
-    waited_s: float = 0.0
-    """For how long the router had held the turn."""
-    pull: "Pull | None" = None
-    """What it is to fetch from another replica first."""
-    price_list: "Prices | None" = None
-    pulls: Pulls | None = None
-    """As they stood; with the price list and the candidates they make the bill."""
-    pair: "Pairing | None" = None
-    """Who computes the prompt, where the replica does not itself."""
+    __match_args__ = (
+        "replica",
+        "kind",
+        "reason",
+        "policy",
+        "candidates",
+        "prices",
+        "home",
+        "prompt_tokens",
+        "cached_tokens",
+        "attempt",
+        "at",
+        "waited_s",
+        "pull",
+        "price_list",
+        "pulls",
+        "pair",
+    )
+    __slots__ = __match_args__
+
+    def __init__(
+        self,
+        replica: ReplicaId,
+        kind: Kind,
+        reason: str,
+        policy: str,
+        candidates: tuple[Candidate, ...],
+        prices: tuple[float, ...] | None,
+        home: ReplicaId | None,
+        prompt_tokens: int,
+        cached_tokens: int,
+        attempt: int,
+        at: float,
+        waited_s: float = 0.0,
+        pull: "Pull | None" = None,
+        price_list: "Prices | None" = None,
+        pulls: Pulls | None = None,
+        pair: "Pairing | None" = None,
+    ) -> None:
+        self.replica: Final = replica
+        self.kind: Final = kind
+        self.reason: Final = reason
+        self.policy: Final = policy
+        """Name of the policy that decided."""
+        self.candidates: Final = candidates
+        self.prices: Final = prices
+        self.home: Final = home
+        self.prompt_tokens: Final = prompt_tokens
+        self.cached_tokens: Final = cached_tokens
+        """Predicted for the chosen replica."""
+        self.attempt: Final = attempt
+        """0 for the first, 1 and up when an earlier replica failed this turn."""
+        self.at: Final = at
+        """Monotonic seconds."""
+        self.waited_s: Final = waited_s
+        """For how long the router had held the turn."""
+        self.pull: Final = pull
+        """What it is to fetch from another replica first."""
+        self.price_list: Final = price_list
+        self.pulls: Final = pulls
+        """As they stood; with the price list and the candidates they make the bill."""
+        self.pair: Final = pair
+        """Who computes the prompt, where the replica does not itself."""
 
     @property
     def chosen(self) -> Candidate:
         """The replica as it stood."""
         return next(candidate for candidate in self.candidates if candidate.replica == self.replica)
-
-
-make_decision: Final = maker(Decision)

@@ -21,9 +21,6 @@ from router.core.decide import (
     Flight,
     Kind,
     Pulls,
-    make_candidate,
-    make_decision,
-    make_view,
 )
 from router.core.fleet import ModelCard, ReplicaSpec, ReplicaStatus, Report, Resident, Role
 from router.core.health import (
@@ -50,7 +47,8 @@ from router.core.memory import (
     why_cold,
 )
 from router.core.model import Model
-from router.core.observe import FAILURES, NEUTRAL, HealthChange, Observer, Outcome, Usage, WaitEnd, make_ended
+from router.core.observe import FAILURES, NEUTRAL, Ended, HealthChange, Outcome, Usage, WaitEnd
+from router.core.observer import Observer
 from router.core.pairbook import PairBook, PairEnd
 from router.core.pairing import Pairing, behind, choose, prices_of
 from router.core.plan import PairRules, Plan, PullRules
@@ -399,7 +397,7 @@ class Engine:
         name = turn.model or stored.model
         if turn.session is not None and turn.session_source != "derived":
             return turn, name
-        return turn._replace(session=stored.session), name
+        return turn.replace(session=stored.session), name
 
     def _decide(
         self,
@@ -421,7 +419,7 @@ class Engine:
             view = self._behind(view, pair)
         pinned = self._pinned(turn, view) if turn.response_id is not None else None
         choice = pinned if pinned is not None else plan.strategy.choose(turn, view, self._rng)
-        chosen, reason, prices, pull, price_list = choice
+        chosen, reason, pull, price_list = choice.candidate, choice.reason, choice.pull, choice.price_list
         replica = chosen.replica
         candidates, home, prompt_tokens = view.candidates, view.home, view.prompt_tokens
         if failed:
@@ -457,25 +455,23 @@ class Engine:
             pair = None
         if not member.well and not member.returning(now):
             reason += "; over its share while returning, as no replica is well"
-        decision = make_decision(
-            (
-                replica,
-                kind,
-                reason,
-                plan.name,
-                candidates,
-                prices,
-                home,
-                prompt_tokens,
-                cached if cached < prompt_tokens else prompt_tokens,
-                len(failed),
-                now,
-                0.0,
-                pull,
-                price_list,
-                view.pulls if price_list is not None else None,
-                pair,
-            )
+        decision = Decision(
+            replica,
+            kind,
+            reason,
+            plan.name,
+            candidates,
+            choice.prices,
+            home,
+            prompt_tokens,
+            cached if cached < prompt_tokens else prompt_tokens,
+            len(failed),
+            now,
+            0.0,
+            pull,
+            price_list,
+            view.pulls if price_list is not None else None,
+            pair,
         )
         return decision, member, depth
 
@@ -570,7 +566,7 @@ class Engine:
         """The frozen view for one turn, and how deep each shelf holds its prompt. Raises `Refused` where all
         are over a hard limit."""
         plan = self._plans[plan_index]
-        hashes, ends, _, _ = turn.chain
+        hashes, ends = turn.chain.hashes, turn.chain.ends
         ratio = model.ratio.value
         prompt_tokens = int(ends[-1] * ratio) if ends else 0
         depths = dict(self._index.match(hashes)) if hashes else {}
@@ -686,44 +682,40 @@ class Engine:
                 slot_s = member.slot_s(prompt_tokens, wanted, free)
                 waiting = held_turns + len(member.prefilling) + member.strangers_waiting
             candidates.append(
-                make_candidate(
-                    (
-                        replica,
-                        cached,
-                        in_flight,
-                        member.pending_tokens,
-                        member.working_set.tokens,
-                        member.capacity_tokens,
-                        member.foreign,
-                        member.failures_lately(now) if member.failing else 0.0,
-                        member.placed_at,
-                        over,
-                        free,
-                        held,
-                        ahead,
-                        held_turns,
-                        reloaded,
-                        member.reach_tokens,
-                        wait_s,
-                        slot_s,
-                        curve,
-                        waiting,
-                        member.learned.holding.mean_s,
-                        member.arriving_tokens,
-                    )
+                Candidate(
+                    replica,
+                    cached,
+                    in_flight,
+                    member.pending_tokens,
+                    member.working_set.tokens,
+                    member.capacity_tokens,
+                    member.foreign,
+                    member.failures_lately(now) if member.failing else 0.0,
+                    member.placed_at,
+                    over,
+                    free,
+                    held,
+                    ahead,
+                    held_turns,
+                    reloaded,
+                    member.reach_tokens,
+                    wait_s,
+                    slot_s,
+                    curve,
+                    waiting,
+                    member.learned.holding.mean_s,
+                    member.arriving_tokens,
                 )
             )
-        view = make_view(
-            (
-                now,
-                tuple(candidates),
-                home,
-                prompt_tokens,
-                self._rings[plan.vnodes],
-                self._served[plan_index],
-                parent,
-                self._pulls(turn, session, ends, ratio, depths, now) if self._agents else None,
-            )
+        view = FleetView(
+            now,
+            tuple(candidates),
+            home,
+            prompt_tokens,
+            self._rings[plan.vnodes],
+            self._served[plan_index],
+            parent,
+            self._pulls(turn, session, ends, ratio, depths, now) if self._agents else None,
         )
         return view, depths
 
@@ -831,7 +823,7 @@ class Engine:
         turn, member = ticket.turn, ticket.member
         self._pull_over(ticket, None, now)
         self._flying.pop(ticket, None)
-        hashes, ends, _, _ = turn.chain
+        hashes, ends = turn.chain.hashes, turn.chain.ends
         # A turn without a prompt leaves nothing behind that a session could have a home by.
         if not hashes or not turn.computes or not self._still_has(ticket):
             return
@@ -876,7 +868,7 @@ class Engine:
             # A success changes nothing where there is nothing to recover from: most turns skip the call.
             self._health(member, TurnSucceeded(), now)
         if usage is not None and usage.prompt_tokens is not None:
-            hashes, ends, _, _ = turn.chain
+            hashes, ends = turn.chain.hashes, turn.chain.ends
             if ends and turn.response_id is None:
                 ticket.model.ratio.observe(ends[-1], usage.prompt_tokens)
                 if usage.cached_tokens is not None:
@@ -899,9 +891,7 @@ class Engine:
             decision = ticket.decision
             ttft_s = ticket.ttft_s if turn.stream else None
             try:
-                self._observer.on_ended(
-                    make_ended((turn, decision, outcome, usage, ttft_s, now - decision.at, now))
-                )
+                self._observer.on_ended(Ended(turn, decision, outcome, usage, ttft_s, now - decision.at, now))
             except Exception as error:  # noqa: BLE001 - an observer must never stop routing
                 self._detach(error)
 
@@ -990,7 +980,7 @@ class Engine:
         pull = pairing.pull
         pulled: Pulled | None = None
         if outcome is Outcome.COMPLETED and there:
-            hashes, ends, _, _ = turn.chain
+            hashes, ends = turn.chain.hashes, turn.chain.ends
             self._index.touch(member.shelf, hashes, ends)
             if member.failing or not member.well:
                 self._health(member, TurnSucceeded(), now)

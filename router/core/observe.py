@@ -1,15 +1,10 @@
-"""Facts that the engine reports, one method a fact. Telemetry subscribes; the core knows no tool.
-
-An observer must be quick and must not raise; one that raises is detached by the engine, and routing
-goes on.
-"""
+"""Facts that the engine reports of turns and replicas: values only."""
 
 from enum import StrEnum
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
-from router.base.errors import ErrorKind
-from router.base.ids import ReplicaId, SessionKey
-from router.base.values import maker
+from router.base.ids import ReplicaId
+from router.base.values import Value
 from router.core.decide import Decision
 from router.core.request import Turn
 
@@ -61,32 +56,60 @@ class WaitEnd(StrEnum):
     """The client went away."""
 
 
-class Usage(NamedTuple):
+class Usage(Value):
     """Token counts as the replica reported them. `None` = not reported."""
 
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    cached_tokens: int | None = None
+    __match_args__ = (
+        "prompt_tokens",
+        "completion_tokens",
+        "cached_tokens",
+    )
+    __slots__ = __match_args__
+
+    def __init__(
+        self,
+        prompt_tokens: int | None = None,
+        completion_tokens: int | None = None,
+        cached_tokens: int | None = None,
+    ) -> None:
+        self.prompt_tokens: Final = prompt_tokens
+        self.completion_tokens: Final = completion_tokens
+        self.cached_tokens: Final = cached_tokens
 
 
-make_usage: Final = maker(Usage)
-
-
-class Ended(NamedTuple):
+class Ended(Value):
     """One attempt of a turn, over."""
 
-    turn: Turn
-    decision: Decision
-    outcome: Outcome
-    usage: Usage | None
-    ttft_s: float | None
-    """From the first attempt's dispatch to the first answer byte; `None` where none came or where it says
-    nothing of prefill."""
-    duration_s: float
-    now: float
+    __match_args__ = (
+        "turn",
+        "decision",
+        "outcome",
+        "usage",
+        "ttft_s",
+        "duration_s",
+        "now",
+    )
+    __slots__ = __match_args__
 
-
-make_ended: Final = maker(Ended)
+    def __init__(
+        self,
+        turn: Turn,
+        decision: Decision,
+        outcome: Outcome,
+        usage: Usage | None,
+        ttft_s: float | None,
+        duration_s: float,
+        now: float,
+    ) -> None:
+        self.turn: Final = turn
+        self.decision: Final = decision
+        self.outcome: Final = outcome
+        self.usage: Final = usage
+        self.ttft_s: Final = ttft_s
+        """From the first attempt's dispatch to the first answer byte; `None` where none came or where it says
+        nothing of prefill."""
+        self.duration_s: Final = duration_s
+        self.now: Final = now
 
 
 class HealthChange(NamedTuple):
@@ -97,41 +120,3 @@ class HealthChange(NamedTuple):
     after: str
     why: str
     now: float
-
-
-class Observer(Protocol):
-    """Receives every fact, in order, on the engine's thread."""
-
-    def on_decision(self, turn: Turn, decision: Decision) -> None: ...
-
-    def on_refused(self, turn: Turn, kind: ErrorKind, message: str, now: float) -> None: ...
-
-    def on_waited(self, turn: Turn, waited_s: float, end: WaitEnd) -> None: ...
-
-    def on_ended(self, ended: Ended) -> None: ...
-
-    def on_health(self, change: HealthChange) -> None: ...
-
-    def on_restarted(self, replica: ReplicaId, now: float) -> None: ...
-
-    def on_moved(self, session: SessionKey, before: ReplicaId, after: ReplicaId, now: float) -> None: ...
-
-
-class Silent:
-    """An observer that hears nothing: the base of those that listen for some facts only."""
-
-    __slots__ = ()
-
-    def on_decision(self, turn: Turn, decision: Decision) -> None: ...
-
-    def on_refused(self, turn: Turn, kind: ErrorKind, message: str, now: float) -> None: ...
-
-    def on_waited(self, turn: Turn, waited_s: float, end: WaitEnd) -> None: ...
-
-    def on_ended(self, ended: Ended) -> None: ...
-
-    def on_health(self, change: HealthChange) -> None: ...
-
-    def on_restarted(self, replica: ReplicaId, now: float) -> None: ...
-
-    def on_moved(self, session: SessionKey, before: ReplicaId, after: ReplicaId, now: float) -> None: ...

@@ -98,9 +98,9 @@ def behind(view: FleetView, pairing: Pairing, start_s: float, token_s: float) ->
     """The view with its decode replicas as they are behind that prefill: begun when it is over, and with
     fetching (`start_s`, and `token_s` for each token) in the place of computing."""
     fetching = Curve(start_s, token_s, 0.0, 0.0)
-    return view._replace(
+    return view.replace(
         candidates=tuple(
-            c._replace(wait_s=c.wait_s + pairing.seconds, curve=fetching)
+            c.replace(wait_s=c.wait_s + pairing.seconds, curve=fetching)
             if c.replica in pairing.decodes
             else c
             for c in view.candidates

@@ -76,16 +76,16 @@ def local_s(c: Candidate, prompt_tokens: int, prices: Prices, *, move: bool) -> 
     cached = c.cached_tokens
     # The last token is always computed.
     missing = prompt_tokens - cached if cached < prompt_tokens else 1
-    base_s, token_s, bend_s, reload_s, shared_s = c.curve
-    work = missing * (token_s + bend_s * (prompt_tokens - 0.5 * missing))
-    begins = c.slot_s + c.host_tokens * reload_s
+    curve = c.curve
+    work = curve.work_s(missing, prompt_tokens)
+    begins = c.slot_s + c.host_tokens * curve.reload_s
     if c.wait_s > begins:
         begins = c.wait_s
-    price = begins + base_s + work
+    price = begins + curve.base_s + work
     if c.in_flight or c.foreign or c.held:
-        price += shared_s + prices.crowd * (_company(c) * work + _kept_from_s(c, prompt_tokens))
+        price += curve.shared_s + prices.crowd * (_company(c) * work + _kept_from_s(c, prompt_tokens))
     if c.reach_tokens is not None:
-        price += prices.displacement * displaced_tokens(c, missing) * token_s
+        price += prices.displacement * displaced_tokens(c, missing) * curve.token_s
     return price + prices.move_s if move else price
 
 

@@ -18,7 +18,8 @@ from router.base.ids import ReplicaId, SessionKey
 from router.core.decide import Decision, Kind
 from router.core.engine import Engine
 from router.core.fleet import ModelCard, ReplicaSpec, Report
-from router.core.observe import FAILURES, Ended, Outcome, Silent
+from router.core.observe import FAILURES, Ended, Outcome
+from router.core.observer import Silent
 from router.core.plan import Plan
 from router.core.price import expected_s
 from router.core.request import Turn
@@ -143,7 +144,7 @@ class Shadow(Silent):
             return
         try:
             # As if it were not streamed: when its first token would have come, nobody will tell.
-            ticket = self._engine.admit(turn._replace(stream=False), decision.at)
+            ticket = self._engine.admit(turn.replace(stream=False), decision.at)
         except Refused:
             tally.shadow_refused += not decision.attempt
             return
@@ -182,7 +183,7 @@ class Shadow(Silent):
         if outcome is Outcome.COMPLETED or ended.ttft_s is not None:
             ticket.first_byte(now)
         # How much of the prompt was cached is true of where the turn went, and of what had gone there.
-        ticket.end(outcome, now, usage._replace(cached_tokens=None) if usage is not None else None)
+        ticket.end(outcome, now, usage.replace(cached_tokens=None) if usage is not None else None)
 
     def on_moved(self, session: SessionKey, before: ReplicaId, after: ReplicaId, now: float) -> None:
         self.tally.live_moves += 1
@@ -292,4 +293,4 @@ def _expected_s(decision: Decision) -> float:
 
     Without the wait for KV blocks, which is known of the live fleet alone.
     """
-    return expected_s(decision.chosen._replace(slot_s=0.0), decision.prompt_tokens, decision.pull)
+    return expected_s(decision.chosen.replace(slot_s=0.0), decision.prompt_tokens, decision.pull)

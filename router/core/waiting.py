@@ -206,7 +206,7 @@ class Waiting:
         decision, member, depth = held.chosen
         turn, waited_s = held.turn, now - held.arrived
         member.sent(decision.prompt_tokens - decision.cached_tokens)
-        decision = decision._replace(at=now, waited_s=waited_s)
+        decision = decision.replace(at=now, waited_s=waited_s)
         self._desk.tell_waited(turn, waited_s, WaitEnd.DISPATCHED)
         return self._desk.admit(turn, now, plan=held.plan, chosen=(decision, member, depth))
 

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 from msgspec import Raw, UnsetType
 
-from router.core.observe import Usage, make_usage
+from router.core.observe import Usage
 from router.dataplane.schemas import Counts, Error, Facts
 from router.dataplane.splice import cuts, edited, members
 
@@ -95,7 +95,7 @@ def usage_of(usage: bytes | Raw | UnsetType, before: Usage | None = None) -> Usa
             prompt, cached = before.prompt_tokens, before.cached_tokens
         if completion is None:
             completion = before.completion_tokens
-    return make_usage((prompt, completion, cached))
+    return Usage(prompt, completion, cached)
 
 
 def without_internal(text: bytes, *, inside: Collection[str] = ("response", "message")) -> bytes:

@@ -16,7 +16,7 @@ from msgspec import UNSET, Raw, UnsetType
 from router.base.errors import ErrorKind, Refused
 from router.base.ids import SessionKey, TenantId
 from router.core.hashing import hash64
-from router.core.request import EMPTY_CHAIN, Chain, make_chain
+from router.core.request import EMPTY_CHAIN, Chain
 from router.dataplane.fingerprint import Message, Segments
 from router.dataplane.outline import BodyOutline
 from router.dataplane.shape import check_shape
@@ -278,7 +278,7 @@ class RequestReader:
             segments = Segments.going_on(made.chain, made.care)
             reading.add_news(segments, news, made.chain.opening)
             hashes, ends = tuple(segments.hashes), tuple(segments.ends)
-            chain = make_chain((hashes, ends, made.chain.opening, made.chain.system))
+            chain = Chain(hashes, ends, made.chain.opening, made.chain.system)
             outline = reading.outline_of(segments, body)
             made = made.grown(chain, segments.care)
             self._stems.keep(session, stem.grown(body, made))
@@ -458,7 +458,7 @@ class _Reading:
         opening = self._add_prompt(head, segments)
         if len(segments.hashes) == 1:
             return EMPTY_CHAIN, None, 0
-        chain = make_chain((tuple(segments.hashes), tuple(segments.ends), opening, segments.system))
+        chain = Chain(tuple(segments.hashes), tuple(segments.ends), opening, segments.system)
         return chain, BodyOutline(head, self._add_prompt, segments), segments.care
 
     def add_news(self, segments: Segments, news: list[Message], opening: int) -> None:

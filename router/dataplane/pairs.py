@@ -141,7 +141,7 @@ class Pairs:
         streams = turn.stream and returns and not self._told_in_streams
         whole = streams and rules.whole_streams and not turn.last
         one_way = turn.stream and not whole and not self._told_in_streams
-        routed.turn = turn._replace(pairs=True, returns=returns, one_way=one_way)
+        routed.turn = turn.replace(pairs=True, returns=returns, one_way=one_way)
         return Handoff(body, whole=whole)
 
     def render_ahead(self, handoff: Handoff, routed: Routed, decision: Decision) -> None:
@@ -364,7 +364,7 @@ class Pairs:
         """Decode counts all that it fetched as cached. What nobody had to compute, prefill knows."""
         if usage is None or handoff.prefill is None:
             return usage
-        return usage._replace(cached_tokens=handoff.cached)
+        return usage.replace(cached_tokens=handoff.cached)
 
     def _keep(
         self, handoff: Handoff, routed: Routed, ticket: Ticket, raw: bytes, ids: TokenIds | None

@@ -7,14 +7,14 @@ import hashlib
 import hmac
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final
 
 from router.base.errors import ErrorKind, Refused
 from router.base.ids import OPEN_TENANT, SessionKey, TenantId
 from router.base.trace import Trace
-from router.base.values import maker
+from router.base.values import Value
 from router.core.plan import Plan, QueueRules
-from router.core.request import EMPTY_CHAIN, Turn, make_turn
+from router.core.request import EMPTY_CHAIN, Turn
 from router.core.session import session_key
 from router.dataplane.dialects import MAX_RESPONSE_ID, Dialect, RequestReader, dialect_of
 from router.dataplane.head import Head
@@ -43,16 +43,24 @@ _PRIORITISED: Final = frozenset({Dialect.CHAT, Dialect.COMPLETIONS, Dialect.RESP
 _YES: Final = frozenset({b"true", b"1", b"yes"})
 
 
-class Wait(NamedTuple):
+class Wait(Value):
     """What a client says of how its turn may wait in the router."""
 
-    priority: str | None
-    """One of the policy's."""
-    patience_s: float | None
-    """For how long the client waits itself; `None` = it does not say."""
+    __match_args__ = (
+        "priority",
+        "patience_s",
+    )
+    __slots__ = __match_args__
 
-
-make_wait: Final = maker(Wait)
+    def __init__(
+        self,
+        priority: str | None,
+        patience_s: float | None,
+    ) -> None:
+        self.priority: Final = priority
+        """One of the policy's."""
+        self.patience_s: Final = patience_s
+        """For how long the client waits itself; `None` = it does not say."""
 
 
 class Routed:
@@ -215,25 +223,23 @@ class Routing:
             streams = read.stream and dialect in (Dialect.CHAT, Dialect.COMPLETIONS)
             hide_usage = streams and not read.asks_usage
             stores = read.stores
-            turn = make_turn(
-                (
-                    path,
-                    read.model,
-                    tenant,
-                    session,
-                    source,
-                    read.chain,
-                    # What a path names is what the replica acts on, whatever the body says.
-                    read.previous_response_id if dialect is not None else _response_in(path),
-                    read.stream,
-                    dialect is not Dialect.TOKENIZE and path != _COUNT_TOKENS,
-                    parent if parent != session else None,
-                    last,
-                    False,
-                    False,
-                    trace,
-                    False,
-                )
+            turn = Turn(
+                path,
+                read.model,
+                tenant,
+                session,
+                source,
+                read.chain,
+                # What a path names is what the replica acts on, whatever the body says.
+                read.previous_response_id if dialect is not None else _response_in(path),
+                read.stream,
+                dialect is not Dialect.TOKENIZE and path != _COUNT_TOKENS,
+                parent if parent != session else None,
+                last,
+                False,
+                False,
+                trace,
+                False,
             )
             body = rewrite(
                 content,
@@ -333,7 +339,7 @@ def _wait(head: Head, rules: QueueRules) -> Wait:
                 f"X-Homing-Priority is {priority[:64]!r}; this policy's priorities are:"
                 f" {', '.join(rules.leads_s) or 'none'}",
             )
-    return make_wait((priority, head.patience_s))
+    return Wait(priority, head.patience_s)
 
 
 def _is_json(head: Head) -> bool:

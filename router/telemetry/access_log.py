@@ -18,7 +18,8 @@ from opentelemetry.sdk.metrics.export import Metric
 
 from router.base.errors import ErrorKind
 from router.base.ids import OPEN_TENANT
-from router.core.observe import Ended, Silent, Usage, WaitEnd
+from router.core.observe import Ended, Usage, WaitEnd
+from router.core.observer import Silent
 from router.core.request import Chain, Turn
 from router.telemetry.points import Builder
 from router.telemetry.tenants import tenant_names
@@ -99,22 +100,22 @@ class AccessLog(Silent):
         self._lines.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
 
     def on_ended(self, ended: Ended) -> None:
-        turn, decision, outcome, usage, ttft_s, duration_s, _ = ended
-        prompt, completion, cached = usage or _NO_USAGE
+        turn, decision, duration_s = ended.turn, ended.decision, ended.duration_s
+        usage = ended.usage or _NO_USAGE
         line = self._head(turn, self._wall() - duration_s - decision.waited_s)
         line |= {
             "policy": decision.policy,
             "kind": decision.kind.value,
             "replica": decision.replica,
             "reason": decision.reason,
-            "outcome": outcome.value,
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "cached_tokens": cached,
+            "outcome": ended.outcome.value,
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "cached_tokens": usage.cached_tokens,
             "estimated_prompt_tokens": decision.prompt_tokens,
             "predicted_cached_tokens": decision.cached_tokens,
             "wait_ms": _ms(decision.waited_s),
-            "ttft_ms": _ms(ttft_s) if ttft_s is not None else None,
+            "ttft_ms": _ms(ended.ttft_s) if ended.ttft_s is not None else None,
             "duration_ms": _ms(duration_s),
         }
         if decision.pair is not None:
@@ -148,7 +149,7 @@ class AccessLog(Silent):
 
     def _chain(self, session: str, model: str, chain: Chain, *, continued: bool) -> dict[str, object]:
         """How many segments are those of the session's last line, and all others; sizes in prompt bytes."""
-        hashes, ends, opening, _ = chain
+        hashes, ends = chain.hashes, chain.ends
         kept = 0
         if not continued:
             kept = self._keep((session, model), hashes)
@@ -158,7 +159,7 @@ class AccessLog(Silent):
             sizes.append(end - before)
             before = end
         new = array("Q", hashes[kept:])
-        line: dict[str, object] = {"keep": kept, "new": _hex(new), "sizes": sizes, "opening": opening}
+        line: dict[str, object] = {"keep": kept, "new": _hex(new), "sizes": sizes, "opening": chain.opening}
         if kept:
             line["after"] = _hex(array("Q", hashes[kept - 1 : kept]))
         if continued:

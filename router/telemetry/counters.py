@@ -208,7 +208,7 @@ class Counters:
         self.waits[end].add(waited_s)
 
     def on_ended(self, ended: Ended) -> None:
-        _, decision, outcome, usage, ttft_s, duration_s, _ = ended
+        decision, outcome, usage, ttft_s = ended.decision, ended.outcome, ended.usage, ended.ttft_s
         counts = self.replicas.get(decision.replica) or self._admit(decision.replica)
         counts.outcomes[outcome] += 1
         if ttft_s is not None:
@@ -217,14 +217,14 @@ class Counters:
                 expected = expected_s(decision.chosen, decision.prompt_tokens, decision.pull)
                 self.ttft_error.add(abs(expected - ttft_s) / ttft_s)
         if outcome is _COMPLETED:
-            self.duration.add(duration_s)
+            self.duration.add(ended.duration_s)
         if decision.pull is not None:
             self.pulls[_pull_result(decision, usage)] += 1
         if usage is None:
             if outcome is _COMPLETED:
                 counts.unreported += 1
             return
-        prompt, completion, cached = usage
+        prompt, completion, cached = usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens
         if completion is not None:
             counts.completion_tokens += completion
         if prompt is not None and cached is not None:

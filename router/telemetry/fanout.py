@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 from router.base.errors import ErrorKind
 from router.base.ids import ReplicaId, SessionKey
 from router.core.decide import Decision
-from router.core.observe import Ended, HealthChange, Observer, Silent, WaitEnd
+from router.core.observe import Ended, HealthChange, WaitEnd
+from router.core.observer import Observer, Silent
 from router.core.request import Turn
 
 _log = logging.getLogger(__name__)

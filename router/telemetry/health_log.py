@@ -5,7 +5,8 @@ import logging
 
 from router.base.ids import ReplicaId
 from router.core.health import State
-from router.core.observe import HealthChange, Silent
+from router.core.observe import HealthChange
+from router.core.observer import Silent
 
 _log = logging.getLogger(__name__)
 

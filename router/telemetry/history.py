@@ -14,7 +14,8 @@ from router.base.clock import Clock
 from router.base.errors import ErrorKind
 from router.base.ids import ReplicaId
 from router.core.decide import Kind
-from router.core.observe import FAILURES, Ended, Outcome, Silent
+from router.core.observe import FAILURES, Ended, Outcome
+from router.core.observer import Silent
 from router.core.request import Turn
 
 SLICE_S: Final = 10.0
@@ -100,7 +101,8 @@ class History(Silent):
         self._until = (self._current.number + 1) * SLICE_S
 
     def on_ended(self, ended: Ended) -> None:
-        _, decision, outcome, usage, ttft_s, _, now = ended
+        decision, outcome, usage = ended.decision, ended.outcome, ended.usage
+        ttft_s, now = ended.ttft_s, ended.now
         current = self._current if now < self._until else self._begin(now)
         if ttft_s is not None:
             current.ttft[_step(ttft_s)] += 1

@@ -15,7 +15,8 @@ from typing import Final, NamedTuple, TypeAlias
 from router.base.clock import Clock
 from router.base.ids import ReplicaId, SessionKey
 from router.core.decide import Decision, Kind
-from router.core.observe import FAILURES, Ended, Outcome, Silent
+from router.core.observe import FAILURES, Ended, Outcome
+from router.core.observer import Silent
 from router.core.request import Turn
 
 _SLICE_S: Final = 60.0

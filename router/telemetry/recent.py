@@ -14,9 +14,9 @@ from typing import Final
 
 from router.base.clock import Clock
 from router.base.errors import ErrorKind
-from router.base.ids import SessionKey, TenantId
 from router.core.decide import Decision
-from router.core.observe import Ended, Outcome, Silent, Usage
+from router.core.observe import Ended, Outcome, Usage
+from router.core.observer import Silent
 from router.core.request import Turn
 from router.telemetry.bill import bill, brief_bill
 
@@ -27,24 +27,43 @@ _MAX_CANDIDATES: Final = 50_000
 class _Record:
     """One decision or refusal, and what came of it."""
 
-    __slots__ = ("asked", "at", "decision", "ended", "refusal", "serial")
+    __slots__ = (
+        "at",
+        "decision",
+        "duration_s",
+        "model",
+        "outcome",
+        "path",
+        "refusal",
+        "serial",
+        "session",
+        "tenant",
+        "ttft_s",
+        "usage",
+    )
 
     def __init__(
         self,
         serial: int,
-        asked: tuple[str, str, TenantId, SessionKey | None],
+        turn: Turn,
         decision: Decision | None,
         refusal: tuple[ErrorKind, str] | None,
         at: float,
     ) -> None:
         self.serial = serial
-        self.asked = asked
-        """Path, model, tenant and session: a turn's head, without its chain."""
+        # A turn's head, without its chain.
+        self.path = turn.path
+        self.model = turn.model
+        self.tenant = turn.tenant
+        self.session = turn.session
         self.decision = decision
         self.refusal = refusal
         self.at = at
-        self.ended: tuple[Outcome, Usage | None, float | None, float] | None = None
-        """Outcome, usage, TTFT and duration in seconds; `None` while the turn runs."""
+        self.outcome: Outcome | None = None
+        """`None` while the turn runs, as are the next three."""
+        self.usage: Usage | None = None
+        self.ttft_s: float | None = None
+        self.duration_s: float | None = None
 
     @property
     def kind(self) -> str:
@@ -92,17 +111,18 @@ class RecentDecisions(Silent):
         self._open: dict[int, _Record] = {}
 
     def on_decision(self, turn: Turn, decision: Decision) -> None:
-        record = _Record(self._next(), turn[:4], decision, None, decision.at)
+        record = _Record(self._next(), turn, decision, None, decision.at)
         self._open[id(decision)] = record
         self._keep(record, len(decision.candidates))
 
     def on_refused(self, turn: Turn, kind: ErrorKind, message: str, now: float) -> None:
-        self._keep(_Record(self._next(), turn[:4], None, (kind, message), now), 0)
+        self._keep(_Record(self._next(), turn, None, (kind, message), now), 0)
 
     def on_ended(self, ended: Ended) -> None:
         record = self._open.pop(id(ended.decision), None)
         if record is not None:
-            record.ended = ended[2:6]
+            record.outcome, record.usage = ended.outcome, ended.usage
+            record.ttft_s, record.duration_s = ended.ttft_s, ended.duration_s
 
     def newest(
         self,
@@ -123,7 +143,7 @@ class RecentDecisions(Silent):
         found = (
             record
             for record in reversed(self._records)
-            if (session is None or (record.asked[3] is not None and session.startswith(record.asked[3])))
+            if (session is None or (record.session is not None and session.startswith(record.session)))
             and (replica is None or (record.decision is not None and record.decision.replica == replica))
             and (kind is None or record.kind == kind)
         )
@@ -157,21 +177,19 @@ class RecentDecisions(Silent):
 
 
 def _fields(record: _Record, origin: float, brief: bool) -> dict[str, object]:
-    path, model, tenant, session = record.asked
     fields: dict[str, object] = {
         "id": record.serial,
         "time": datetime.fromtimestamp(origin + record.at, UTC).isoformat(timespec="milliseconds"),
-        "session": session,
-        "tenant": tenant,
-        "path": path,
-        "model": model,
+        "session": record.session,
+        "tenant": record.tenant,
+        "path": record.path,
+        "model": record.model,
     }
     if record.refusal is not None:
         kind, message = record.refusal
         return fields | {"kind": record.kind, "reason": message, "refused": kind.value}
     assert record.decision is not None
-    outcome, reported, ttft_s, duration_s = record.ended or (None, None, None, None)
-    usage = reported or Usage()
+    outcome, usage = record.outcome, record.usage or Usage()
     return (
         fields
         | (brief_bill(record.decision) if brief else bill(record.decision))
@@ -180,8 +198,8 @@ def _fields(record: _Record, origin: float, brief: bool) -> dict[str, object]:
             "delivered_cached_tokens": usage.cached_tokens,
             "delivered_prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.completion_tokens,
-            "ttft_ms": _ms(ttft_s),
-            "duration_ms": _ms(duration_s),
+            "ttft_ms": _ms(record.ttft_s),
+            "duration_ms": _ms(record.duration_s),
         }
     )
 

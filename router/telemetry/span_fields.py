@@ -170,7 +170,8 @@ def wait_failed(end: WaitEnd) -> bool:
 
 def attempt_fields(ended: Ended, url: str | None) -> Fields:
     """One attempt: what was asked of the replica at `url`, why it was given the turn, and what came."""
-    turn, decision, outcome, usage, ttft_s, _, _ = ended
+    turn, decision, outcome = ended.turn, ended.decision, ended.outcome
+    usage, ttft_s = ended.usage, ended.ttft_s
     fields: Fields = []
     operation = _OPERATIONS.get(turn.path)
     if operation is not None:

@@ -14,7 +14,8 @@ from typing import Final, TypeAlias
 from router.base.clock import Clock
 from router.base.ids import ReplicaId, SessionKey
 from router.core.decide import Kind
-from router.core.observe import FAILURES, NEUTRAL, Ended, Outcome, Silent
+from router.core.observe import FAILURES, NEUTRAL, Ended, Outcome
+from router.core.observer import Silent
 
 _MAX_STAYS: Final = 32
 _MAX_TURNS: Final = 24
@@ -100,7 +101,7 @@ class Timelines(Silent):
         return len(self._sessions)
 
     def on_ended(self, ended: Ended) -> None:
-        turn, decision, outcome, usage, ttft_s, _, now = ended
+        turn, decision, outcome, usage = ended.turn, ended.decision, ended.outcome, ended.usage
         session = turn.session
         if session is None or not turn.computes:
             return
@@ -122,7 +123,7 @@ class Timelines(Silent):
             prompt,
             cached,
             decision.waited_s,
-            ttft_s,
+            ended.ttft_s,
         )
         lived.turns.append(mark)
         if outcome not in FAILURES and outcome not in NEUTRAL:
@@ -134,7 +135,7 @@ class Timelines(Silent):
                     lived.forgotten += 1
             stay = stays[-1]
             stay.turns += 1
-            stay.until = now
+            stay.until = ended.now
             if prompt is not None and cached is not None:
                 stay.prompt_tokens += prompt
                 stay.cached_tokens += cached

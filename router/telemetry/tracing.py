@@ -18,7 +18,8 @@ import router
 from router.base.errors import ErrorKind
 from router.base.trace import Trace, parse_traceparent, sampled_flags, unsampled_lines
 from router.core.decide import Decision
-from router.core.observe import FAILURES, Ended, Outcome, Silent, WaitEnd
+from router.core.observe import FAILURES, Ended, Outcome, WaitEnd
+from router.core.observer import Silent
 from router.core.request import Turn
 from router.telemetry.otlp import Attributes, SpanKind, Value, span
 from router.telemetry.span_fields import (

@@ -131,7 +131,7 @@ def test_the_inputs_stay_as_they_were(name, turn, view):
     def state() -> object:
         return (
             repr(turn),
-            repr(view._replace(ring=ring_of(()))),
+            repr(view.replace(ring=ring_of(()))),
             view.ring.replicas,
             list(view.ring.order("s0")),
         )
@@ -341,7 +341,7 @@ def test_an_idle_fleet_spreads_paced_turns_that_have_no_session(name):
     fleet.answered(SessionKey("lives here"), fleet.names[0], 50_000)
     bare = Turn("/tokenize", "", OPEN_TENANT, None, "", EMPTY_CHAIN)
     picked = Counter(
-        strategy.choose(bare, fleet.view(None, 0)._replace(serial=n), fleet.rng).candidate.replica
+        strategy.choose(bare, fleet.view(None, 0).replace(serial=n), fleet.rng).candidate.replica
         for n in range(400)
     )
     assert_even(picked, fleet.names)

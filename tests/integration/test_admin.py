@@ -111,7 +111,7 @@ class Rig:
                 metrics=Metrics(self.counters, self.engine, NO_PLANE, self.clock).text,
                 policy=lambda: "policy: plan\n",
                 explain=lambda path, body, session, tenant: bill(
-                    self.engine.decide(TURN._replace(path=path), self.clock.now())
+                    self.engine.decide(TURN.replace(path=path), self.clock.now())
                 ),
                 reloads=Reloads(),
                 insight=insight(decisions=self.recent.newest),

@@ -7,7 +7,8 @@ from support.plane import data_plane, pass_time, until
 from support.raw import Request, Stream, chat, post, raw_client, raw_replica
 
 from router.base.errors import ErrorKind
-from router.core.observe import Ended, Silent
+from router.core.observe import Ended
+from router.core.observer import Silent
 from router.dataplane.limits import Limits
 
 OK = {"id": "x", "object": "chat.completion", "choices": []}

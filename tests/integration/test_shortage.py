@@ -16,7 +16,8 @@ import pytest
 from support.plane import data_plane
 from support.raw import Request, Stream, chat, post, raw_client, raw_replica
 
-from router.core.observe import Ended, Outcome, Silent
+from router.core.observe import Ended, Outcome
+from router.core.observer import Silent
 from router.dataplane.limits import Limits
 from router.dataplane.pool import Pool
 from router.dataplane.server import DataPlane

@@ -14,7 +14,8 @@ from support.fleet import fleet
 from support.plane import data_plane, pass_time, settled, until
 from support.raw import Request, Stream, chat, post, raw_client, raw_replica
 
-from router.core.observe import Ended, Outcome, Silent
+from router.core.observe import Ended, Outcome
+from router.core.observer import Silent
 from router.dataplane.limits import Limits
 from router.dataplane.server import DataPlane
 from router.settings.credentials import load_secrets

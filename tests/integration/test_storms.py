@@ -18,7 +18,7 @@ from support.raw import RawReplica, Request, Stream, chat, post, raw_client, raw
 
 from router.core.decide import Decision
 from router.core.fleet import ReplicaStatus
-from router.core.observe import Silent
+from router.core.observer import Silent
 from router.core.request import Turn
 from router.dataplane.limits import Limits
 from router.dataplane.server import DataPlane

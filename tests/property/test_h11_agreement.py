@@ -18,6 +18,7 @@ from router.base.ids import OPEN_TENANT, TenantId
 from router.dataplane.client import ClientConnection, Reading
 from router.dataplane.head import Head, HeadReader
 from router.dataplane.limits import Limits
+from router.dataplane.outbox import Outbox
 
 if kind_of_build() == "compiled":
     pytest.skip("inherits from what is compiled", allow_module_level=True)
@@ -67,6 +68,7 @@ class Plane:
 
     def __init__(self) -> None:
         self.connections: set[ClientConnection] = set()
+        self.outbox = Outbox()
         self.held_bytes = 0
 
     def now(self) -> float:

@@ -9,7 +9,8 @@ from router.base.errors import Refused
 from router.base.ids import ReplicaId, SessionKey, TenantId
 from router.core.engine import Engine
 from router.core.fleet import ReplicaSpec, Report
-from router.core.observe import Outcome, Silent, WaitEnd
+from router.core.observe import Outcome, WaitEnd
+from router.core.observer import Silent
 from router.core.plan import Overload, Plan, QueueRules
 from router.core.queue import Held
 from router.core.request import Chain, Turn

@@ -6,8 +6,9 @@ Knows no turns: it is told how many tokens there were of each, and how long that
 """
 
 from math import inf
-from typing import Final, NamedTuple
+from typing import Final
 
+from router.base.values import Value
 from router.core.estimate.fit import Coefficient, Fit
 
 # Seconds from dispatch to first token beside all prefilling: the way there and back, and as much again for
@@ -39,19 +40,37 @@ _DOUBT: Final = 5.0
 """Factor by which the seeds may be off."""
 
 
-class Curve(NamedTuple):
+class Curve(Value):
     """Seconds to the first token as a function of what is to be computed. A value."""
 
-    base_s: float
-    """For a prompt that needs next to nothing computed."""
-    token_s: float
-    """For each new token with nothing before it."""
-    bend_s: float
-    """More for each new token and each token before it: attention."""
-    reload_s: float
-    """For each token that is brought back from the host: KV bytes of a token ÷ bandwidth."""
-    shared_s: float = 0.0
-    """More where other turns are there: a step of theirs that has begun, and theirs in each of its own."""
+    __match_args__ = (
+        "base_s",
+        "token_s",
+        "bend_s",
+        "reload_s",
+        "shared_s",
+    )
+    __slots__ = __match_args__
+
+    def __init__(
+        self,
+        base_s: float,
+        token_s: float,
+        bend_s: float,
+        reload_s: float,
+        shared_s: float = 0.0,
+    ) -> None:
+        self.base_s: Final = base_s
+        """For a prompt that needs next to nothing computed."""
+        self.token_s: Final = token_s
+        """For each new token with nothing before it."""
+        self.bend_s: Final = bend_s
+        """More for each new token and each token before it: attention."""
+        self.reload_s: Final = reload_s
+        """For each token that is brought back from the host: KV bytes of a token ÷ bandwidth."""
+        self.shared_s: Final = shared_s
+        """More where other turns are there: a step of theirs that has begun, and theirs in each of its
+        own."""
 
     def seconds(
         self, missing: float, context: float, reloaded: float = 0.0, *, shared: bool = False

@@ -9,7 +9,7 @@ from random import Random
 from typing import ClassVar, Final
 
 from router.base.ids import ReplicaId
-from router.core.decide import Candidate, Choice, FleetView, make_choice
+from router.core.decide import Candidate, Choice, FleetView
 from router.core.price import Pull, local_s, offer, pull_s
 from router.core.request import Turn
 from router.core.strategies.common import (
@@ -66,7 +66,7 @@ class Priced:
             price = local_s(home, view.prompt_tokens, prices, move=False)
             # Whoever else has it costs more than leaving home does.
             if price <= prices.move_s:
-                return make_choice((home, "home", None, None, prices))
+                return Choice(home, "home", None, None, prices)
             return self._cheapest(view, home, price)
         eligible, relaxed = within_limits(candidates)
         if view.home is None:
@@ -99,7 +99,7 @@ class Priced:
                     if cost < least:
                         best, least, best_pull = c, cost, pull
         if best is home:
-            return make_choice((home, "home", None, best_pull, prices))
+            return Choice(home, "home", None, best_pull, prices)
         return Choice(best, f"cheaper than home by {(price - least) * 1000:.0f} ms", None, best_pull, prices)
 
     def _pull(self, chosen: Candidate, view: FleetView) -> Pull | None:

@@ -217,7 +217,7 @@ class AccessReader:
     def _token_ends(self, turn: _Turn) -> list[int]:
         """Where each segment ends, in tokens: those of earlier prompts where they did, the others by their
         share of what is left."""
-        hashes, ends, _, _ = turn.chain
+        hashes, ends = turn.chain.hashes, turn.chain.ends
         stops: list[int] = []
         known = 0
         for place, segment in enumerate(hashes):

@@ -18,7 +18,8 @@ from router.base.ids import OPEN_TENANT, ReplicaId, SessionKey
 from router.core.decide import Decision
 from router.core.engine import Engine
 from router.core.fleet import ModelCard, ReplicaSpec, Report
-from router.core.observe import Outcome, Silent, Usage
+from router.core.observe import Outcome, Usage
+from router.core.observer import Silent
 from router.core.plan import Plan
 from router.core.price import expected_s
 from router.core.pullbook import PullBook, Pulled

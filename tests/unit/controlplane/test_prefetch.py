@@ -71,7 +71,7 @@ def turn(session: SessionKey | None = S, *, last: bool = False) -> Turn:
 
 
 def ended(of: Turn, outcome: Outcome = Outcome.COMPLETED, policy: str = "home") -> Ended:
-    return Ended(of, decision(A)._replace(policy=policy), outcome, None, 0.1, 0.2, 1.0)
+    return Ended(of, decision(A).replace(policy=policy), outcome, None, 0.1, 0.2, 1.0)
 
 
 def counts(of: Prefetcher) -> tuple[int, int, int, int]:

@@ -259,13 +259,13 @@ def test_turns_that_say_nothing_of_a_chain_are_not_watched():
     turn = Turn("/v1/chat/completions", "m", OPEN_TENANT, A, "derived", Prompt(("s",)).chain())
     asked = told(turn, decision, model)
     assert asked == Told(model.key(A), turn.chain, True, 120, 20, 3.0)
-    assert told(turn._replace(session_source="x-session-id", tenant=TenantId("t")), decision, model) == (
-        asked._replace(derived=False)
+    assert told(turn.replace(session_source="x-session-id", tenant=TenantId("t")), decision, model) == (
+        asked.replace(derived=False)
     )
-    assert told(turn._replace(session=None), decision, model) is None
-    assert told(turn._replace(response_id="resp"), decision, model) is None
-    assert told(turn._replace(computes=False), decision, model) is None
-    assert told(turn._replace(chain=EMPTY_CHAIN), decision, model) is None
+    assert told(turn.replace(session=None), decision, model) is None
+    assert told(turn.replace(response_id="resp"), decision, model) is None
+    assert told(turn.replace(computes=False), decision, model) is None
+    assert told(turn.replace(chain=EMPTY_CHAIN), decision, model) is None
 
 
 def test_sessions_whose_chains_broke_are_listed_the_latest_first():

@@ -324,7 +324,7 @@ def test_turns_of_an_earlier_life_take_nothing_from_the_next_one() -> None:
     of = engine("a")
     of.report(A, Report(start_time=1.0), 0.0)
     old = of.admit(turn("s", 1), 0.0)
-    waits = of.admit(turn("t", 2)._replace(stream=False), 0.0)
+    waits = of.admit(turn("t", 2).replace(stream=False), 0.0)
     of.report(A, Report(start_time=9.0), 1.0)
     of.probe_passed(A, 1.0)
     new = of.admit(turn("u", 3), 1.0)
@@ -485,7 +485,7 @@ def test_a_look_at_a_response_is_of_its_session_and_model_and_leaves_no_trace() 
 
 def test_a_turn_without_a_prompt_has_no_home_to_leave() -> None:
     of = engine("a", "b")
-    play(of, turn("s", 1)._replace(chain=Chain((), (), 0)), 0.0)
+    play(of, turn("s", 1).replace(chain=Chain((), (), 0)), 0.0)
     assert of.sessions(9) == []
 
 
@@ -515,12 +515,12 @@ def test_a_pin_whose_replica_is_down_or_restarted_is_refused_not_sent_elsewhere(
 def going_on(from_response: str, *segments: int) -> Turn:
     """A turn that sends nothing but what is new: its chain, and what is derived of it, are its own."""
     session = SessionKey(f"derived from {segments}")
-    return turn("", *segments, response_id=from_response)._replace(session=session, session_source="derived")
+    return turn("", *segments, response_id=from_response).replace(session=session, session_source="derived")
 
 
 def test_a_conversation_by_response_ids_is_one_session_at_home_with_all_that_came_before() -> None:
     of = engine("a", "b", "c")
-    request = going_on("resp_0", 1)._replace(response_id=None)
+    request = going_on("resp_0", 1).replace(response_id=None)
     for number in range(1, 5):
         ticket = of.admit(request, float(number))
         ticket.first_byte(number + 0.1)
@@ -558,7 +558,7 @@ def test_usage_of_a_conversation_by_response_ids_says_nothing_of_tokens_a_byte()
 
 def test_a_turn_that_only_counts_its_prompt_loads_nothing_and_leaves_nothing() -> None:
     of = engine("a", "b")
-    counted = of.admit(turn("s", 1)._replace(computes=False), 0.0)
+    counted = of.admit(turn("s", 1).replace(computes=False), 0.0)
     assert sum(status.pending_tokens for status in of.replicas(0.0)) == 0
     counted.first_byte(0.1)
     counted.end(Outcome.COMPLETED, 0.2)
@@ -569,7 +569,7 @@ def test_a_turn_that_only_counts_its_prompt_loads_nothing_and_leaves_nothing() -
 def test_a_turn_without_a_prompt_leaves_its_session_as_it_was() -> None:
     of = engine("a", "b")
     play(of, turn("s", 1), 0.0, prompt=1000, reply=20)
-    play(of, turn("s", 1)._replace(chain=Chain((), (), 0)), 1.0)
+    play(of, turn("s", 1).replace(chain=Chain((), (), 0)), 1.0)
     [session] = of.sessions(9)
     assert (session.resident_tokens, session.turns) == (1020, 1)
     assert of.decide(turn("s", 1, 2), 2.0).cached_tokens == 1020

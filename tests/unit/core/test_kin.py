@@ -128,7 +128,7 @@ def test_a_parent_that_nobody_knows_or_of_another_tenant_is_none() -> None:
     acme, evil = TenantId("acme"), TenantId("evil")
     play(of, turn("parent", *HISTORY, tenant=acme))
     request = turn("child", *HISTORY, "task", parent=SessionKey("nobody"), tenant=acme)
-    assert of.decide(request._replace(chain=turn("child", "x").chain), 1.0).reason == "owner on the ring"
+    assert of.decide(request.replace(chain=turn("child", "x").chain), 1.0).reason == "owner on the ring"
     # The keys of two tenants differ, whatever their ids; and so do the roots of their chains.
     request = turn("child", *HISTORY, "task", parent=SessionKey("parent of evil"), tenant=evil)
     decision = of.decide(request, 1.0)

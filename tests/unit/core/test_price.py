@@ -20,7 +20,7 @@ PRICES = Prices()
 
 def candidate(replica: ReplicaId = A, **given: Any) -> Candidate:
     plain = Candidate(replica, 0, 0, 0, 0, None, None, 0.0, 0.0, None)
-    return plain._replace(**({"curve": CURVE} | given))
+    return plain.replace(**({"curve": CURVE} | given))
 
 
 def pulls(**given: Any) -> Pulls:
@@ -119,11 +119,11 @@ def test_the_last_token_is_always_computed() -> None:
 def test_more_to_wait_for_more_missing_or_more_company_is_never_cheaper(one: Candidate, prompt: int) -> None:
     price = local_s(one, prompt, PRICES, move=False)
     for worse in (
-        one._replace(wait_s=one.wait_s + 1),
-        one._replace(slot_s=one.slot_s + 1),
-        one._replace(in_flight=one.in_flight + 1),
-        one._replace(working_set_tokens=one.working_set_tokens + 1000),
-        one._replace(cached_tokens=max(0, one.cached_tokens - 500)),
+        one.replace(wait_s=one.wait_s + 1),
+        one.replace(slot_s=one.slot_s + 1),
+        one.replace(in_flight=one.in_flight + 1),
+        one.replace(working_set_tokens=one.working_set_tokens + 1000),
+        one.replace(cached_tokens=max(0, one.cached_tokens - 500)),
     ):
         assert local_s(worse, prompt, PRICES, move=False) >= price - 1e-9
     assert local_s(one, prompt, PRICES, move=True) == pytest.approx(price + 0.05)
@@ -147,7 +147,7 @@ def test_where_blocks_are_short_the_turn_keeps_its_share_of_them_from_all_that_w
 
 
 def test_a_turn_with_company_takes_what_its_steps_take() -> None:
-    curve = CURVE._replace(shared_s=0.03)
+    curve = CURVE.replace(shared_s=0.03)
     alone, beside = candidate(curve=curve), candidate(curve=curve, in_flight=1)
     assert expected_s(beside, 1000) == pytest.approx(expected_s(alone, 1000) + 0.03)
 

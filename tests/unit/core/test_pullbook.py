@@ -241,4 +241,4 @@ def test_a_pull_came_where_most_of_it_is_found(cached_tokens: int, came: bool) -
     )  # fmt: skip
     assert pull_came(decision, cached_tokens) is came
     # 500 more lie there.
-    assert pull_came(decision._replace(cached_tokens=2500), cached_tokens + 500) is came
+    assert pull_came(decision.replace(cached_tokens=2500), cached_tokens + 500) is came

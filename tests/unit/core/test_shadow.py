@@ -58,7 +58,7 @@ def turn(session: str, count: int, **more: object) -> Turn:
         hashes.append(hash64(f"{session} {number}".encode(), hashes[-1] if hashes else 0))
     chain = Chain(tuple(hashes), tuple(4000 * (at + 1) for at in range(count)), 1)
     made = Turn("/v1/chat/completions", "m", OPEN_TENANT, SessionKey(session), "x", chain, stream=True)
-    return made._replace(**more)
+    return made.replace(**more)
 
 
 def converse(rig: Rig, sessions: int = 6, turns: int = 5) -> None:
@@ -171,7 +171,7 @@ def test_time_spent_in_the_queue_counts_for_the_live_policy() -> None:
     ticket = rig.live.admit(turn("s", 2), 1.0)
     ticket.end(Outcome.COMPLETED, 2.0)
     before = rig.shadow.tally.live_s
-    rig.shadow.on_decision(turn("t", 2), ticket.decision._replace(waited_s=3.0))
+    rig.shadow.on_decision(turn("t", 2), ticket.decision.replace(waited_s=3.0))
     assert rig.shadow.tally.live_s - before == pytest.approx(3.0 + before)
 
 

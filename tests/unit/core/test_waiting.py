@@ -8,7 +8,8 @@ from router.base.errors import ErrorKind, Refused
 from router.base.ids import ReplicaId, TenantId
 from router.core.engine import Engine
 from router.core.fleet import ReplicaSpec, Report
-from router.core.observe import Outcome, Silent, WaitEnd
+from router.core.observe import Outcome, WaitEnd
+from router.core.observer import Silent
 from router.core.plan import Overload, Plan, PullRules, QueueRules
 from router.core.pullbook import PullBook, Pulled
 from router.core.queue import TURN_TOKENS, Held
@@ -193,13 +194,13 @@ def test_a_priority_passes_turns_that_came_before() -> None:
 def test_turns_without_a_prompt_to_prefill_never_wait() -> None:
     of = queued("a")
     go(of, long("s"), 0.0)
-    go(of, turn("t")._replace(computes=False), 0.0)
-    go(of, turn("u")._replace(chain=EMPTY_CHAIN), 0.0)
+    go(of, turn("t").replace(computes=False), 0.0)
+    go(of, turn("u").replace(chain=EMPTY_CHAIN), 0.0)
 
 
 def test_a_turn_that_is_not_streamed_counts_as_prefilled_in_time_and_wakes_the_queue() -> None:
     of = queued("a")
-    go(of, long("s")._replace(stream=False), 0.0)  # 10,000 tokens at 8,000 a second
+    go(of, long("s").replace(stream=False), 0.0)  # 10,000 tokens at 8,000 a second
     enter(of, turn("t"), 0.1)
     assert of.wake_at() == pytest.approx(1.25, rel=0.01)
     assert len(of.dispatch(1.26)[0]) == 1

@@ -40,7 +40,7 @@ def log(lines: Lines) -> AccessLog:
 def say(log: AccessLog, turn: Turn, decided: Callable[..., Decision], lines: Lines):
     def run(*hashes: int, session: str = "k", **more: Any) -> dict[str, Any]:
         chain = Chain(hashes, tuple(10 * (at + 1) for at in range(len(hashes))), min(1, len(hashes)))
-        given = turn._replace(session=SessionKey(session), chain=chain, **more)
+        given = turn.replace(session=SessionKey(session), chain=chain, **more)
         log.on_ended(Ended(given, decided(), Outcome.COMPLETED, None, None, 1.0, 51.0))
         return lines.lines[-1]
 
@@ -50,7 +50,7 @@ def say(log: AccessLog, turn: Turn, decided: Callable[..., Decision], lines: Lin
 def test_a_line_says_what_happened(
     log: AccessLog, lines: Lines, turn: Turn, decided: Callable[..., Decision]
 ) -> None:
-    given = turn._replace(
+    given = turn.replace(
         tenant=TenantId("acme"),
         stream=True,
         parent=SessionKey("p"),
@@ -145,7 +145,7 @@ def test_a_path_that_names_a_response_does_not_tell_it(say) -> None:
 def test_a_turn_without_a_session_or_a_prompt_has_no_chain(
     log: AccessLog, lines: Lines, turn: Turn, decided: Callable[..., Decision]
 ) -> None:
-    for given in (turn, turn._replace(session=None, chain=Chain((1,), (5,), 1))):
+    for given in (turn, turn.replace(session=None, chain=Chain((1,), (5,), 1))):
         log.on_ended(Ended(given, decided(), Outcome.CANCELLED, None, None, 1.0, 51.0))
         assert "keep" not in lines.lines[-1]
         assert lines.lines[-1]["outcome"] == "cancelled"
@@ -166,7 +166,7 @@ def test_a_turn_that_was_held_came_before_it_was_given_away(
     log: AccessLog, lines: Lines, turn: Turn, decided: Callable[..., Decision]
 ) -> None:
     log.on_waited(turn, 2.0, WaitEnd.DISPATCHED)
-    decision = decided()._replace(waited_s=2.0)
+    decision = decided().replace(waited_s=2.0)
     log.on_ended(Ended(turn, decision, Outcome.COMPLETED, None, 0.5, 1.0, 51.0))
     [line] = lines.lines
     assert (line["at"], line["wait_ms"], line["ttft_ms"], line["duration_ms"]) == (

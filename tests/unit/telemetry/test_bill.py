@@ -62,7 +62,7 @@ def test_a_price_list_that_does_not_fit_is_an_error(decided: Callable[..., Decis
 def test_a_priced_decision_shows_each_option_with_its_terms_and_the_least_price_of_each_replica(
     decided: Callable[..., Decision],
 ) -> None:
-    fields = bill(decided()._replace(price_list=Prices(move_s=0.25)))
+    fields = bill(decided().replace(price_list=Prices(move_s=0.25)))
     options, candidates = fields["options"], fields["candidates"]
     assert isinstance(options, list)
     assert isinstance(candidates, list)
@@ -76,7 +76,7 @@ def test_a_priced_decision_shows_each_option_with_its_terms_and_the_least_price_
 
 def test_a_pull_is_named_with_its_source(decided: Callable[..., Decision]) -> None:
     pull = Pull(ReplicaId("b"), 4096, 0.5, 2.0, 0.9)
-    assert bill(decided()._replace(pull=pull))["pull"] == {"source": "b", "tokens": 4096}
+    assert bill(decided().replace(pull=pull))["pull"] == {"source": "b", "tokens": 4096}
 
 
 def test_a_bill_is_json(decided: Callable[..., Decision]) -> None:

@@ -153,7 +153,7 @@ def test_a_replica_counts_as_present_even_with_nothing_counted() -> None:
 def test_a_pull_is_counted_by_what_came_of_it(usage, result, decided, ended):
     counters = Counters()
     pull = Pull(ReplicaId("b"), 400, 0.1, 2.0, 0.9)
-    counters.on_ended(ended(decided("a", Kind.PULL, cached_tokens=400)._replace(pull=pull), usage=usage))
+    counters.on_ended(ended(decided("a", Kind.PULL, cached_tokens=400).replace(pull=pull), usage=usage))
     assert dict(counters.pulls) == {result: 1}
 
 

@@ -5,7 +5,8 @@ import pytest
 from router.base.errors import ErrorKind
 from router.base.ids import ReplicaId, SessionKey
 from router.core.decide import Decision
-from router.core.observe import Ended, HealthChange, Observer, WaitEnd
+from router.core.observe import Ended, HealthChange, WaitEnd
+from router.core.observer import Observer
 from router.core.request import Turn
 from router.telemetry.fanout import Fanout
 

@@ -25,7 +25,7 @@ def moves(now: float = 100.0) -> tuple[Moves, ManualClock]:
 def pulling(decided: Decided, source: str = "a", target: str = "b", tokens: int = 800) -> Decision:
     """A decision that expects 100 tokens there already, and the pulled ones."""
     decision = decided(target, Kind.PULL, cached_tokens=100 + tokens, at=99.0)
-    return decision._replace(pull=Pull(ReplicaId(source), tokens, 0.1, 2.0, 0.9))
+    return decision.replace(pull=Pull(ReplicaId(source), tokens, 0.1, 2.0, 0.9))
 
 
 def test_a_turn_at_home_is_no_move(turn: Turn, decided: Decided, ended: MakeEnded) -> None:
@@ -103,7 +103,7 @@ def test_one_without_a_home_or_that_stayed_is_shown_and_flows_nowhere(
     decided: Decided, ended: MakeEnded
 ) -> None:
     kept, _ = moves()
-    kept.on_ended(ended(decided("c", Kind.FAILOVER)._replace(home=None)))
+    kept.on_ended(ended(decided("c", Kind.FAILOVER).replace(home=None)))
     kept.on_ended(ended(decided("a", Kind.FAILOVER)))
     told = kept.fields(10)
     assert told["flows"] == []

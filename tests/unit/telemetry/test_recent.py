@@ -147,8 +147,8 @@ def test_a_brief_record_has_all_but_what_the_options_were(turn: Turn, decided: D
 def test_records_of_one_session_replica_or_kind_are_found(turn: Turn, decided: Decided) -> None:
     kept = recent()
     kept.on_decision(turn, decided("a", Kind.NEW))
-    kept.on_decision(turn._replace(session=SessionKey("other")), decided("b"))
-    kept.on_decision(turn._replace(session=None), decided("a", Kind.PASS))
+    kept.on_decision(turn.replace(session=SessionKey("other")), decided("b"))
+    kept.on_decision(turn.replace(session=None), decided("a", Kind.PASS))
     kept.on_refused(turn, ErrorKind.OVERLOADED, "full", 100.0)
 
     def ids(**of: str) -> list[object]:

@@ -41,11 +41,11 @@ def decision(*candidates: Candidate, **more: object) -> Decision:
         ReplicaId("a"), Kind.HOME, "home", "p", given, None, ReplicaId("a"), 1000, 500, 0, 5.0,
         price_list=Prices(),
     )  # fmt: skip
-    return made._replace(**more)
+    return made.replace(**more)
 
 
 def ended(made: Decision, outcome: Outcome = Outcome.COMPLETED, **more: object) -> Ended:
-    return Ended(TURN, made, outcome, Usage(1000, 20, 480), 0.25, 1.0, 6.0)._replace(**more)
+    return Ended(TURN, made, outcome, Usage(1000, 20, 480), 0.25, 1.0, 6.0).replace(**more)
 
 
 def of(fields: span_fields.Fields) -> dict[str, Value]:
@@ -117,7 +117,7 @@ def test_a_route_is_one_of_few(path, route):
     ],
 )
 def test_an_attempt_is_called_by_its_work_and_model(path, model, name):
-    assert attempt_name(TURN._replace(path=path, model=model)) == name
+    assert attempt_name(TURN.replace(path=path, model=model)) == name
 
 
 def test_a_turn_says_what_its_client_saw() -> None:
@@ -135,7 +135,7 @@ def test_a_turn_says_what_its_client_saw() -> None:
 
 
 def test_a_turn_without_replica_session_or_answer_says_less() -> None:
-    bare = TURN._replace(tenant=OPEN_TENANT, session=None)
+    bare = TURN.replace(tenant=OPEN_TENANT, session=None)
     assert of_turn(bare, status=0, decision=None, outcome=None) == {
         "http.request.method": "POST",
         "http.route": CHAT,
@@ -216,7 +216,7 @@ def test_what_a_replica_did_not_report_is_absent() -> None:
         assert f"gen_ai.usage.{name}" not in fields
     assert "gen_ai.response.time_to_first_chunk" not in fields
     assert "server.address" not in fields
-    assert not any("usage" in name for name in of(attempt_fields(spare._replace(usage=None), None)))
+    assert not any("usage" in name for name in of(attempt_fields(spare.replace(usage=None), None)))
 
 
 def test_a_plain_request_is_none_of_the_conventions_operations() -> None:
@@ -263,7 +263,7 @@ def test_the_bill_of_many_is_of_the_chosen_the_home_and_the_cheapest() -> None:
     fields = of(attempt_fields(ended(made), None))
     assert fields["homing.bill.replicas"] == ("r0", "r1", "r2", "r3", "r15", "r17")
     assert fields["homing.candidates"] == 20
-    homeless = of(attempt_fields(ended(made._replace(home=None)), None))
+    homeless = of(attempt_fields(ended(made.replace(home=None)), None))
     assert homeless["homing.bill.replicas"] == ("r0", "r1", "r2", "r3", "r17")
 
 

@@ -62,7 +62,7 @@ def test_a_move_begins_a_stay_with_its_reason(decided: Decided, ended: MakeEnded
     kept = timelines()
     pull = Pull(ReplicaId("a"), 500, 0.1, 2.0, 0.9)
     kept.on_ended(ended(decided("a", Kind.NEW)))
-    kept.on_ended(ended(decided("b", Kind.PULL)._replace(pull=pull, reason="costs least")))
+    kept.on_ended(ended(decided("b", Kind.PULL).replace(pull=pull, reason="costs least")))
     kept.on_ended(ended(decided("a", Kind.SPILL)))
     stays = kept.of(K)["stays"]
     assert [(stay["replica"], stay["kind"], stay["pulled_from"]) for stay in stays] == [
@@ -88,8 +88,8 @@ def test_turns_without_a_session_or_a_prompt_to_compute_are_left_out(
 ) -> None:
     kept = timelines()
     one = ended(decided())
-    kept.on_ended(one._replace(turn=one.turn._replace(session=None)))
-    kept.on_ended(one._replace(turn=one.turn._replace(computes=False)))
+    kept.on_ended(one.replace(turn=one.turn.replace(session=None)))
+    kept.on_ended(one.replace(turn=one.turn.replace(computes=False)))
     assert len(kept) == 0
     assert kept.of(K) is None
 

@@ -102,13 +102,13 @@ def test_a_context_that_is_none_takes_its_state_with_it() -> None:
 def test_a_turn_is_a_span_and_has_those_of_its_wait_and_attempts_in_it(turn, decided, ended) -> None:
     made = Made()
     trace = made.tracing.begin(CLIENT + b"01", b"a=1")
-    turn = turn._replace(trace=trace)
+    turn = turn.replace(trace=trace)
     made.now += 2.0
     made.tracing.on_waited(turn, 1.5, WaitEnd.DISPATCHED)
     decision = decided(attempt=1)
     made.tracing.on_decision(turn, decision)
     made.now += 3.0
-    made.tracing.on_ended(ended(decision, Outcome.CUT, duration_s=2.5)._replace(turn=turn))
+    made.tracing.on_ended(ended(decision, Outcome.CUT, duration_s=2.5).replace(turn=turn))
     made.tracing.over(
         turn, method=b"POST", status=200, refused=ErrorKind.UPSTREAM_FAILED, decision=decision,
         outcome=Outcome.CUT,
@@ -132,8 +132,8 @@ def test_a_turn_is_a_span_and_has_those_of_its_wait_and_attempts_in_it(turn, dec
 
 def test_a_replica_that_has_left_has_no_address(turn, decided, ended) -> None:
     made = Made()
-    turn = turn._replace(trace=made.tracing.begin(None, b""))
-    made.tracing.on_ended(ended(decided("b", Kind.NEW))._replace(turn=turn))
+    turn = turn.replace(trace=made.tracing.begin(None, b""))
+    made.tracing.on_ended(ended(decided("b", Kind.NEW)).replace(turn=turn))
     [attempt] = made.seen()
     assert "server.address" not in attempt.fields
 
@@ -142,10 +142,10 @@ def test_a_replica_that_has_left_has_no_address(turn, decided, ended) -> None:
 def test_of_a_turn_that_is_not_recorded_there_is_no_span(traced, turn, decided, ended) -> None:
     made = Made(0.0)
     if traced:
-        turn = turn._replace(trace=made.tracing.begin(None, b""))
+        turn = turn.replace(trace=made.tracing.begin(None, b""))
         assert isinstance(turn.trace, Trace)
     made.tracing.on_waited(turn, 1.0, WaitEnd.LEFT)
-    made.tracing.on_ended(ended(decided())._replace(turn=turn))
+    made.tracing.on_ended(ended(decided()).replace(turn=turn))
     made.tracing.over(turn, method=b"POST", status=200, refused=None, decision=None, outcome=None)
     assert made.spans == []
 
@@ -154,7 +154,7 @@ def test_tenants_are_hashed(turn) -> None:
     made = Made()
     trace = made.tracing.begin(None, b"")
     for tenant in ("acme", OPEN_TENANT):
-        one = turn._replace(tenant=tenant, trace=trace)
+        one = turn.replace(tenant=tenant, trace=trace)
         made.tracing.over(one, method=b"GET", status=200, refused=None, decision=None, outcome=None)
     named, open_ = made.seen()
     assert len(named.fields["homing.tenant"]) == 16

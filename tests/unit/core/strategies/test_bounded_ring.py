@@ -1,6 +1,7 @@
 import pytest
 
 from router.base.ids import ReplicaId
+from router.core.decide import Choice
 from router.core.ring import Ring
 from router.core.strategies.bounded_ring import BoundedRing, Params
 
@@ -48,10 +49,10 @@ def test_the_bounds_are_parameters(candidate, view, turn, key, rng):
 def test_without_a_session_the_least_loaded_is_taken(candidate, view, turn, rng):
     fleet = view(candidate("a", in_flight=1), candidate("b"))
     choice = BoundedRing().choose(turn(None), fleet, rng)
-    assert choice[:3] == (fleet.candidates[1], "no session, least loaded", (1, 0))
+    assert choice == Choice(fleet.candidates[1], "no session, least loaded", (1, 0))
 
 
 def test_without_a_candidate_on_the_ring_the_least_loaded_is_taken(candidate, view, turn, rng):
     fleet = view(candidate("a", in_flight=1), candidate("b"), ring=Ring([ReplicaId("z")], 16))
     choice = BoundedRing().choose(turn(), fleet, rng)
-    assert choice[:3] == (fleet.candidates[1], "none on the ring, least loaded", (1, 0))
+    assert choice == Choice(fleet.candidates[1], "none on the ring, least loaded", (1, 0))

@@ -83,13 +83,13 @@ class TestLeastLoaded:
 
     def test_lets_full_ties_take_turns(self, candidate, view, turn):
         fleet = view(candidate("a"), candidate("b"), candidate("c"))
-        picked = [least_loaded(turn(), fleet._replace(serial=n), fleet.candidates).replica for n in range(4)]
+        picked = [least_loaded(turn(), fleet.replace(serial=n), fleet.candidates).replica for n in range(4)]
         assert picked == ["a", "b", "c", "a"]
 
     def test_without_a_session_idle_replicas_take_turns_whatever_lives_there(self, candidate, view, turn):
         fleet = view(candidate("a", working_set_tokens=5), candidate("b"), candidate("c", in_flight=1))
         picked = {
-            least_loaded(turn(None), fleet._replace(serial=n), fleet.candidates).replica for n in range(3)
+            least_loaded(turn(None), fleet.replace(serial=n), fleet.candidates).replica for n in range(3)
         }
         assert picked == {"a", "b"}
 
@@ -222,7 +222,7 @@ def test_a_prompt_without_segments_has_no_opening(turn):
 
 
 def test_an_empty_text_has_no_opening(turn):
-    assert opening_tokens(turn()._replace(chain=Chain((1,), (0,), 1)), 0) == 0
+    assert opening_tokens(turn().replace(chain=Chain((1,), (0,), 1)), 0) == 0
 
 
 def test_kv_is_the_sessions_own_at_home_and_wherever_more_than_the_opening_lies(candidate):
@@ -247,7 +247,7 @@ class TestBesideKin:
         parent = ReplicaId("c")
         for tokens, expected in ((511, None), (512, ("b", "beside its parent"))):
             fleet = view(candidate("a"), candidate("b", cached_tokens=tokens), candidate("c"), prompt=9000)
-            assert find_kin(fleet._replace(parent=parent)) == expected
+            assert find_kin(fleet.replace(parent=parent)) == expected
 
     def test_a_fork_is_drawn_by_its_opening_and_by_no_less(self, candidate, view, find_kin):
         for tokens, expected in ((4498, None), (4500, ("b", "where its opening lies"))):
@@ -284,4 +284,4 @@ class TestBesideKin:
 
     def test_a_holder_that_is_not_on_the_ring_is_better_than_none(self, candidate, view, find_kin):
         fleet = view(candidate("a"), candidate("b", cached_tokens=9000), prompt=9000)
-        assert find_kin(fleet._replace(ring=Ring([ReplicaId("a")], 16)))[0] == "b"
+        assert find_kin(fleet.replace(ring=Ring([ReplicaId("a")], 16)))[0] == "b"

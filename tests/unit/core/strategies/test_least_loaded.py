@@ -1,9 +1,10 @@
+from router.core.decide import Choice
 from router.core.strategies.least_loaded import LeastLoaded
 
 
 def test_the_least_loaded_is_taken_and_the_prices_are_loads(candidate, view, turn, rng):
     fleet = view(candidate("a", in_flight=2), candidate("b", foreign=1.0), candidate("c", in_flight=3))
-    assert LeastLoaded().choose(turn(), fleet, rng)[:3] == (fleet.candidates[1], "least loaded", (2, 1, 3))
+    assert LeastLoaded().choose(turn(), fleet, rng) == Choice(fleet.candidates[1], "least loaded", (2, 1, 3))
 
 
 def test_requests_of_others_count(candidate, view, turn, rng):

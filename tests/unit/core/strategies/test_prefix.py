@@ -1,5 +1,6 @@
 import pytest
 
+from router.core.decide import Choice
 from router.core.strategies.prefix import MostCached, Params
 
 
@@ -18,7 +19,7 @@ def test_the_replica_with_most_of_the_prompt_is_taken_and_the_prices_are_missing
 ):
     fleet = view(candidate("a", cached_tokens=400), candidate("b", cached_tokens=1100), candidate("c"))
     choice = MostCached().choose(turn(), fleet, rng)
-    assert choice[:3] == (fleet.candidates[1], "most cached", (600, 0, 1000))
+    assert choice == Choice(fleet.candidates[1], "most cached", (600, 0, 1000))
 
 
 def test_a_holder_above_the_load_bound_yields_to_the_next_best(candidate, view, choose):
@@ -77,7 +78,7 @@ def test_shared_kv_at_a_replica_above_its_part_draws_no_new_session(candidate, v
 def test_a_sessions_own_kv_is_followed_however_much_lives_there(candidate, view, choose):
     at_home = view(candidate("a", cached_tokens=900, working_set_tokens=900_000), candidate("b"), home="a")
     assert choose(at_home, opening_share=1.0) == ("a", "most cached")
-    elsewhere = at_home._replace(home="gone")
+    elsewhere = at_home.replace(home="gone")
     assert choose(elsewhere, opening_share=0.5) == ("a", "most cached")
 
 
@@ -129,6 +130,6 @@ class TestWithoutASession:
     def test_equal_holders_take_turns(self, candidate, view, turn, rng):
         fleet = view(candidate("a"), candidate("b", cached_tokens=900), candidate("c", cached_tokens=900))
         picked = {
-            MostCached().choose(turn(None), fleet._replace(serial=n), rng).candidate.replica for n in range(6)
+            MostCached().choose(turn(None), fleet.replace(serial=n), rng).candidate.replica for n in range(6)
         }
         assert picked == {"b", "c"}

@@ -179,14 +179,14 @@ class TestPulling:
         )
         strategy = Priced()
         assert strategy.choose(turn(), fleet, rng).candidate.replica == "a"
-        choice = strategy.choose(turn(), fleet._replace(pulls=self.pulls({"a": 90_000})), rng)
+        choice = strategy.choose(turn(), fleet.replace(pulls=self.pulls({"a": 90_000})), rng)
         assert (choice.candidate.replica, choice.pull.source, choice.pull.tokens) == ("b", "a", 90_000)
 
     def test_a_pull_that_takes_longer_than_computing_is_not_made(self, candidate, view, turn, rng):
         fleet = view(
             candidate("a", cached_tokens=90_000, wait_s=3.0), candidate("b"), home="a", prompt=100_000
         )
-        slow = fleet._replace(pulls=self.pulls({"a": 90_000}, byte_s=1e-6))
+        slow = fleet.replace(pulls=self.pulls({"a": 90_000}, byte_s=1e-6))
         choice = Priced().choose(turn(), slow, rng)
         assert (choice.candidate.replica, choice.pull) == ("a", None)
 
@@ -194,11 +194,11 @@ class TestPulling:
         ring = Ring([ReplicaId(n) for n in "abc"], 16)
         fleet = view(candidate("b"), candidate("c"), home="a", ring=ring, prompt=100_000)
         asked = turn(owned_by(ring, "c"))
-        choice = Priced().choose(asked, fleet._replace(pulls=self.pulls({"a": 90_000})), rng)
+        choice = Priced().choose(asked, fleet.replace(pulls=self.pulls({"a": 90_000})), rng)
         assert (choice.candidate.replica, choice.pull.source) == ("c", "a")
 
     def test_the_policy_may_do_without(self, candidate, view, turn, rng):
-        fleet = view(candidate("b"), home="a", prompt=100_000)._replace(pulls=self.pulls({"a": 90_000}))
+        fleet = view(candidate("b"), home="a", prompt=100_000).replace(pulls=self.pulls({"a": 90_000}))
         assert Priced(PricedParams(prices=Prices(pull=False))).choose(turn(), fleet, rng).pull is None
 
 
@@ -226,6 +226,6 @@ class TestATurnWithoutASession:
     def test_takes_turns_among_equal_holders(self, candidate, view, turn, rng):
         fleet = view(candidate("a"), candidate("b", cached_tokens=900), candidate("c", cached_tokens=900))
         picked = {
-            Priced().choose(turn(None), fleet._replace(serial=n), rng).candidate.replica for n in range(6)
+            Priced().choose(turn(None), fleet.replace(serial=n), rng).candidate.replica for n in range(6)
         }
         assert picked == {"b", "c"}

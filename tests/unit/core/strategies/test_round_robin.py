@@ -1,9 +1,10 @@
+from router.core.decide import Choice
 from router.core.strategies.round_robin import RoundRobin
 
 
 def picked(fleet, turn, rng, count):
     strategy = RoundRobin()
-    return [strategy.choose(turn(), fleet._replace(serial=n), rng).candidate.replica for n in range(count)]
+    return [strategy.choose(turn(), fleet.replace(serial=n), rng).candidate.replica for n in range(count)]
 
 
 def test_replicas_take_turns_by_name(candidate, view, turn, rng):
@@ -18,4 +19,4 @@ def test_a_replica_over_a_limit_loses_its_turn_to_the_others_alike(candidate, vi
 
 def test_the_reason_says_so_and_nothing_is_priced(candidate, view, turn, rng):
     fleet = view(candidate("a"))
-    assert RoundRobin().choose(turn(), fleet, rng)[:3] == (fleet.candidates[0], "next in turn", None)
+    assert RoundRobin().choose(turn(), fleet, rng) == Choice(fleet.candidates[0], "next in turn", None)

@@ -1,6 +1,7 @@
 from collections import Counter
 from random import Random
 
+from router.core.decide import Choice
 from router.core.strategies.two_choices import TwoChoices
 
 
@@ -29,4 +30,4 @@ def test_equals_are_drawn_evenly(candidate, view, turn, rng):
 
 def test_one_replica_alone_is_taken(candidate, view, turn, rng):
     fleet = view(candidate("a"), candidate("b", over="in flight"))
-    assert TwoChoices().choose(turn(), fleet, rng)[:3] == (fleet.candidates[0], "the only one", None)
+    assert TwoChoices().choose(turn(), fleet, rng) == Choice(fleet.candidates[0], "the only one", None)

@@ -45,7 +45,7 @@ class Log:
             hashes.append(hash64(word.encode(), hashes[-1] if hashes else 7))
         chain = Chain(tuple(hashes), tuple(400 * (place + 1) for place in range(len(hashes))), 1)
         key = SessionKey(session) if session is not None else None
-        given = Turn("/v1/chat/completions", "m", OPEN_TENANT, key, "x", chain)._replace(**more)
+        given = Turn("/v1/chat/completions", "m", OPEN_TENANT, key, "x", chain).replace(**more)
         count = 100 * len(hashes) if prompt is None else prompt
         usage = Usage(count, reply, cached) if prompt != 0 else None
         decision = Decision(ReplicaId("r"), Kind.HOME, "", "p", (), None, None, 100 * len(hashes), 0, 0, 0.0)
