@@ -569,7 +569,10 @@ class Engine:
         hashes, ends = turn.chain.hashes, turn.chain.ends
         ratio = model.ratio.value
         prompt_tokens = int(ends[-1] * ratio) if ends else 0
-        depths = dict(self._index.match(hashes)) if hashes else {}
+        depths: dict[int, int] = {}
+        if hashes:
+            for shelf, deep in self._index.match(hashes):
+                depths[shelf] = deep
         home: ReplicaId | None = None
         home_cached = -1
         session = self._sessions.get(model.key(turn.session), now) if turn.session is not None else None

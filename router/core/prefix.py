@@ -27,6 +27,9 @@ from router.core.memory import ShelfMemory
 # a shelf with a million entries is spread over the touches that follow.
 _SPREAD: Final = 1024
 
+# Up to so many steps a plain loop is quicker than to set up one of the interpreter's own.
+_FEW: Final = 12
+
 
 class _Shelf:
     """What one shelf lists, least recent first, and what it adds up to."""
@@ -113,7 +116,10 @@ class PrefixIndex:
         if added:
             # The deepest first, so that each is more recent than what follows it.
             self._add(touched, tuple(hashes[known:count])[::-1], ends, known)
-        if known:
+        if known <= _FEW:
+            for at in range(known - 1, -1, -1):
+                sizes.move_to_end(hashes[at])
+        else:
             # A loop of the interpreter's own: nothing is kept of it.
             deque(map(sizes.move_to_end, reversed(hashes[:known])), maxlen=0)
         if touched.held_bytes > touched.capacity_bytes:
@@ -151,7 +157,9 @@ class PrefixIndex:
         holders = self._open_bits
         if not hashes or not holders:
             return found
-        for depth, mask in enumerate(map(self._masks.get, hashes)):
+        masks = self._masks
+        for depth in range(len(hashes)):
+            mask = masks.get(hashes[depth])
             # Past the shared opening nearly every segment has exactly the holders that remain.
             if mask == holders:
                 continue

@@ -12,6 +12,8 @@ from msgspec import UNSET
 from router.core.observe import Usage
 from router.dataplane.answer_facts import (
     INTERNAL_BYTES,
+    answer_of,
+    counted,
     error_of,
     facts_of,
     is_empty_list,
@@ -302,13 +304,18 @@ def _common_start(one: bytes, two: bytes) -> bytes:
 def read_body(dialect: Dialect | None, body: bytes) -> tuple[bytes, Usage | None, str | None]:
     """Read an answer that is not streamed: what of it is for the client, its usage, and the id of the stored
     response (Responses only). What is no JSON object stays as it is and tells nothing."""
-    facts = facts_of(body)
-    if facts is None:
-        return body, None, None
-    if INTERNAL_BYTES in body:
-        # vLLM writes the members into every answer, and null means that there is nothing in it to hide.
+    # vLLM writes the members into every answer, and null means that there is nothing in it to hide.
+    internal = body.count(INTERNAL_BYTES)
+    answer = answer_of(body)
+    if answer is not None:
+        harmless = (answer.kv_transfer_params is None) + (answer.ec_transfer_params is None)
+        usage = counted(answer.usage) if answer.usage is not None else None
+        response_id = text_of(answer.id) if dialect is Dialect.RESPONSES else None
+    else:
+        facts = facts_of(body)
+        if facts is None:
+            return body, None, None
         harmless = is_null(facts.kv_transfer_params) + is_null(facts.ec_transfer_params)
-        if body.count(INTERNAL_BYTES) != harmless:
-            body = without_internal(body)
-    response_id = text_of(facts.id) if dialect is Dialect.RESPONSES else None
-    return body, usage_of(facts.usage), response_id
+        usage = usage_of(facts.usage)
+        response_id = text_of(facts.id) if dialect is Dialect.RESPONSES else None
+    return without_internal(body) if internal != harmless else body, usage, response_id

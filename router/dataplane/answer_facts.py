@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Raw, UnsetType
 
 from router.core.observe import Usage
-from router.dataplane.schemas import Counts, Error, Facts
+from router.dataplane.schemas import Answer, Counts, Error, Facts
 from router.dataplane.splice import cuts, edited, members
 
 INTERNAL: Final = frozenset({"kv_transfer_params", "ec_transfer_params"})
@@ -20,6 +20,7 @@ INTERNAL_BYTES: Final = b"_transfer_params"
 
 
 _FACTS: Final = msgspec.json.Decoder(Facts)
+_ANSWER: Final = msgspec.json.Decoder(Answer)
 _ERROR: Final = msgspec.json.Decoder(Error)
 _COUNTS: Final = msgspec.json.Decoder(Counts)
 _TEXT: Final = msgspec.json.Decoder(str)
@@ -31,6 +32,14 @@ def facts_of(text: bytes | Raw | UnsetType) -> Facts | None:
         return None
     try:
         return _FACTS.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def answer_of(text: bytes) -> Answer | None:
+    """What a whole answer tells; `None` where some of it is of another type than engines write."""
+    try:
+        return _ANSWER.decode(text)
     except (msgspec.DecodeError, RecursionError):
         return None
 
@@ -79,6 +88,11 @@ def usage_of(usage: bytes | Raw | UnsetType, before: Usage | None = None) -> Usa
         counts = _COUNTS.decode(usage)
     except (msgspec.DecodeError, RecursionError):
         return before
+    return counted(counts, before)
+
+
+def counted(counts: Counts, before: Usage | None = None) -> Usage | None:
+    """The same of a usage object that is decoded."""
     prompt, completion, details = counts.prompt_tokens, counts.completion_tokens, counts.prompt_tokens_details
     cached = details.cached_tokens if details is not None else None
     if prompt is None and counts.input_tokens is not None:

@@ -86,9 +86,11 @@ class AnswerHeads:
     """Recognises the heads of one replica's answers by their lines, as `HeadReader.recognise` does those of
     requests: it answers what the parser would, and `None` where that is for the parser to say."""
 
-    __slots__ = ("_lines", "_names", "_statuses")
+    __slots__ = ("_last", "_lines", "_names", "_statuses")
 
     def __init__(self) -> None:
+        # Streams have no length, so within a second a replica writes the same head again and again.
+        self._last: tuple[bytes, ResponseHead, bool] | None = None
         self._names: set[bytes] = set()
         self._lines: dict[bytes, _Line] = {}
         self._statuses: dict[bytes, int] = {}
@@ -102,7 +104,11 @@ class AnswerHeads:
 
     def recognise(self, raw: bytes) -> tuple[ResponseHead, bool] | None:
         """The head that `raw` is, less the empty line at its end, and whether its body is chunked. It has
-        either a length or chunks, and says nothing of the connection."""
+        either a length or chunks, and says nothing of the connection. Not to be changed: it may be handed out
+        again."""
+        last = self._last
+        if last is not None and last[0] == raw:
+            return last[1], last[2]
         lines = raw.split(b"\r\n")
         status = self._statuses.get(lines[0], 0) or self._status(lines[0])
         if not status or len(lines) > _MAX_HEADERS:
@@ -134,7 +140,9 @@ class AnswerHeads:
                 chunked = True
         if chunked == (length >= 0):
             return None  # neither, or both
-        return ResponseHead(status, forward, content_type, b"", None if chunked else length), chunked
+        head = ResponseHead(status, [b"".join(forward)], content_type, b"", None if chunked else length)
+        self._last = (raw, head, chunked)
+        return head, chunked
 
     def _status(self, line: bytes) -> int:
         """The status in a first line; 0 where a parser is to say."""

@@ -173,6 +173,16 @@ _PROMPT: Final[dict[Dialect | None, tuple[str | _Field, ...]]] = {
     None: (),
 }
 
+# What agents send beside the prompt and the members that all bodies have in common: of no interest here, and
+# named so that a body of these alone is known to hold nothing else.
+_USUAL: Final[dict[Dialect, tuple[str, ...]]] = {
+    Dialect.CHAT: (
+        *("max_tokens", "max_completion_tokens", "temperature", "top_p", "stop", "seed", "n"),
+        *("tool_choice", "parallel_tool_calls", "response_format"),
+    ),
+    Dialect.MESSAGES: ("max_tokens", "temperature", "top_p", "top_k", "stop_sequences", "tool_choice"),
+}
+
 _OBJECT: Final = msgspec.json.Decoder(dict[str, Raw])
 _TEXT: Final = msgspec.json.Decoder(str)
 _ITEMS: Final = msgspec.json.Decoder(list[Message])
@@ -213,9 +223,10 @@ class RequestReader:
             if not body.isascii():
                 body.decode()
             check_shape(body)
-            head = reading.decode(body)
+            usual = reading.decode_usual(body)
+            head = usual if usual is not None else reading.decode(body)
             model = head.model or ""
-            plain = reading.is_plain(head)
+            plain = usual is not None or reading.is_plain(head)
             chain, outline, care = reading.chain(head, tenant, model, plain=plain)
         except UnicodeDecodeError as error:
             raise _refused(f"is not UTF-8: byte {error.start} is wrong") from error
@@ -363,6 +374,7 @@ class _Reading:
         "_reserved",
         "_roots",
         "_session",
+        "_usual",
         "decode",
     )
 
@@ -398,6 +410,25 @@ class _Reading:
             name: fields[name]
             for name in (*RESERVED, EXTRA, *self._rendering, *(top for top, _, _ in names.values()))
         }
+        self._usual: Callable[[bytes], _Head] | None = None
+        if dialect in _USUAL:
+            known = ("model", "stream", "stream_options", *(_name_of(field) for field in _PROMPT[dialect]))
+            names_of = dict.fromkeys((*known, *_USUAL[dialect]))
+            self._usual = cast(
+                "Callable[[bytes], _Head]",
+                msgspec.json.Decoder(
+                    msgspec.defstruct(
+                        "UsualHead",
+                        [
+                            fields.get(name, (name, Raw | UnsetType, UNSET))
+                            for name in names_of
+                            if name not in seldom
+                        ],
+                        forbid_unknown_fields=True,
+                        gc=False,
+                    )
+                ).decode,
+            )
         self._optional = attrgetter(*(attribute for attribute, _, _ in seldom.values()))
         self._optional_values = tuple(default for _, _, default in seldom.values())
         self._reserved = attrgetter(*RESERVED)
@@ -406,6 +437,16 @@ class _Reading:
         self._add_prompt = _ADD_PROMPT[dialect]
         self._billing = dialect is Dialect.MESSAGES
         self._roots: dict[tuple[TenantId, str], int] = {}
+
+    def decode_usual(self, body: bytes) -> _Head | None:
+        """The head of a body that has none but the usual members, none of which `is_plain` would object to;
+        `None` for any other, and for one that is to be refused."""
+        if self._usual is None:
+            return None
+        try:
+            return self._usual(body)
+        except (msgspec.DecodeError, RecursionError):
+            return None
 
     def is_plain(self, head: _Head) -> bool:
         """Whether the body has no member that names a session, is reserved, or changes the rendering."""
@@ -468,6 +509,10 @@ class _Reading:
     def outline_of(self, segments: Segments, body: bytes) -> BodyOutline:
         """The outline of a body of which only the end was read."""
         return BodyOutline(None, self._add_prompt, segments, self.decode, body)
+
+
+def _name_of(field: str | _Field) -> str:
+    return field if isinstance(field, str) else field[0]
 
 
 MAX_MODEL: Final = 512

@@ -464,7 +464,7 @@ class Exchange(Receiver):
                 usage = self._learn_pair(self._handoff, reader)
         elif self._whole is not None:
             assert self._routed is not None
-            raw = b"".join(self._whole)
+            raw = self._whole[0] if len(self._whole) == 1 else b"".join(self._whole)
             assert self._prepared is not None
             if self._handoff is not None and self._handoff.params is not None:
                 whole, usage, response_id = self._take_whole(self._handoff, raw)

@@ -66,6 +66,9 @@ _IGNORED: Final = 16
 _TRACEPARENT: Final = 17
 _TRACESTATE: Final = 18
 
+_CHANGING: Final = (_LENGTH, _SESSION, _REQUEST_ID, _TRACEPARENT, _TRACESTATE)
+"""Headers that are another each time on one connection, and do not go on as they are."""
+
 _UNKEPT: Final = (
     _SESSION,
     _AUTHORIZATION,
@@ -157,16 +160,22 @@ class _Line:
 
 
 class LastHead:
-    """A connection's last head, line by line: most lines of its next one will be the same."""
+    """What a connection's heads have in common, as far as its last ones tell: a client writes the same lines
+    in the same order, and only the values of some are others each time."""
 
-    __slots__ = ("lines", "meant", "reader")
+    __slots__ = ("changing", "common", "fixed", "forward", "reader")
 
     def __init__(self) -> None:
         self.reader: HeadReader | None = None
         """Whose reading it is; of another's it says nothing."""
-        self.lines: list[bytes] = []
-        self.meant: list[_Line] = []
-        """What each line says but for the first."""
+        self.fixed: list[bytes] = []
+        """The bytes before, between and behind the values that change; none where there is no pattern yet."""
+        self.changing: list[_Line] = []
+        """The lines that these values are of."""
+        self.common: Head | None = None
+        """What all the other lines say."""
+        self.forward = b""
+        """Those that go on."""
 
 
 class HeadReader:
@@ -339,27 +348,26 @@ class HeadReader:
         asked: a first line and header names that have passed before, values of printable ASCII after one
         space, a length of digits, one Host, no other encoding, nothing hop-by-hop but `keep-alive`.
         """
+        followed = last.reader is self
+        if followed and last.fixed:
+            again = _again(raw, last)
+            if again is not None:
+                return again
         lines = raw.split(b"\r\n")
         start = self._starts.get(lines[0])
         if start is None or len(lines) > _MAX_HEADERS:
             return None
         head = Head(start[0], start[1], start[2], "1.1")
         forward, seen = head.forward, self._seen
-        before = last.lines if last.reader is self else []
-        count = len(before)
         meant: list[_Line] = []
         hosts = lengths = 0
         for at in range(1, len(lines)):
             sent = lines[at]
-            line: _Line | None
-            if at < count and before[at] == sent:
-                line = last.meant[at - 1]
-            else:
-                line = seen.get(sent)
+            line = seen.get(sent)
+            if line is None:
+                line = self._look_at(sent)
                 if line is None:
-                    line = self._look_at(sent)
-                    if line is None:
-                        return None
+                    return None
             meant.append(line)
             kind = line.kind
             if kind == _FORWARD:
@@ -401,7 +409,10 @@ class HeadReader:
                 return None
         if hosts != 1 or lengths > 1:
             return None
-        last.reader, last.lines, last.meant = self, lines, meant
+        last.reader = self
+        # A connection's first head may be its only one.
+        if followed:
+            _learn(last, head, lines, meant)
         if head.request_id is not None and not is_plain_id(head.request_id):
             head.request_id = None
         return head
@@ -480,6 +491,68 @@ class HeadReader:
                 self._starts.clear()
             self._targets[url] = target
         return target
+
+
+def _learn(last: LastHead, head: Head, lines: list[bytes], meant: list[_Line]) -> None:
+    """Make a head that was recognised the pattern for those that follow."""
+    fixed: list[bytes] = []
+    changing: list[_Line] = []
+    same = [lines[0]]
+    for sent, line in zip(lines[1:], meant, strict=True):
+        if line.kind in _CHANGING:
+            fixed.append(b"\r\n".join(same) + b"\r\n" + sent[: len(sent) - len(line.value)])
+            changing.append(line)
+            same = [b""]
+        else:
+            same.append(sent)
+    fixed.append(b"\r\n".join(same))
+    last.fixed, last.changing, last.common = fixed, changing, head
+    last.forward = b"".join(head.forward)
+
+
+def _again(raw: bytes, last: LastHead) -> Head | None:
+    """The head that `raw` is, where it differs from the connection's last ones in nothing but the values that
+    change, and these are as plain as they have to be."""
+    common, fixed, changing = last.common, last.fixed, last.changing
+    before = fixed[0]
+    if common is None or not raw.startswith(before):
+        return None
+    head = Head(common.method, common.target, common.path, common.version)
+    at = len(before)
+    for number in range(len(changing)):
+        end = raw.find(b"\r\n", at)
+        if end < 0:
+            end = len(raw)
+        value, line, behind = raw[at:end], changing[number], fixed[number + 1]
+        kind = line.kind
+        at = end + len(behind)
+        if raw[end:at] != behind:
+            return None
+        if kind == _LENGTH:
+            if not value.isdigit() or len(value) > _FEW_DIGITS:
+                return None
+            head.length = int(value)
+            head.has_body = head.length > 0
+        elif not is_plain_value(value):
+            return None
+        elif kind == _SESSION:
+            head.sessions += ((line.name, value),)
+        elif kind == _REQUEST_ID:
+            head.request_id = value if is_plain_id(value) else None
+        elif kind == _TRACEPARENT:
+            _add_traceparent(head, value)
+        else:
+            _add_tracestate(head, value)
+    if at != len(raw):
+        return None
+    head.content_type = common.content_type
+    head.key = common.key
+    head.tenant = common.tenant
+    head.patience_s = common.patience_s
+    head.priority = common.priority
+    if last.forward:
+        head.forward = [last.forward]
+    return head
 
 
 def _add_traceparent(head: Head, value: bytes) -> None:

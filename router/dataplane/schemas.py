@@ -63,6 +63,15 @@ class Counts(msgspec.Struct, gc=False):
     cache_creation_input_tokens: int | None = None
 
 
+class Answer(msgspec.Struct, gc=False):
+    """What a whole answer tells, where it tells it as engines do."""
+
+    id: Raw | UnsetType = UNSET
+    usage: Counts | None = None
+    kv_transfer_params: dict[str, Raw] | UnsetType | None = UNSET
+    ec_transfer_params: dict[str, Raw] | UnsetType | None = UNSET
+
+
 class PairHead(msgspec.Struct, gc=False):
     """The members of a request that say whether one replica may compute its prompt for another."""
 

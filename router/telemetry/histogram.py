@@ -1,7 +1,5 @@
 """A histogram of fixed buckets, cheap to add to."""
 
-from bisect import bisect_left
-
 
 class Histogram:
     """Counts of values up to and including each bound, and above the last. Bounds ascend."""
@@ -16,7 +14,16 @@ class Histogram:
         """Sum of all values."""
 
     def add(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
+        bounds = self.bounds
+        low, high = 0, len(bounds)
+        # As `bisect_left` does it, for which compiled code would have to box each figure.
+        while low < high:
+            middle = (low + high) // 2
+            if bounds[middle] < value:
+                low = middle + 1
+            else:
+                high = middle
+        self.counts[low] += 1
         self.total += value
 
     @property

@@ -438,3 +438,32 @@ def test_an_error_event_is_noted_with_whom_it_blames(
     out, reader = through(dialect, [event(each) for each in events])
     assert reader.error == error
     assert out == b"".join(event(each) for each in events)
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        b'{"prompt_tokens":5,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":3}}',
+        b'{"prompt_tokens":"5"}',
+        b'{"input_tokens":5,"output_tokens":2,"cache_read_input_tokens":7}',
+        *(b"null", b"[]", b"7", b"{}"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("params", "hidden"),
+    [
+        (b"null", False),
+        (b'{"a":1}', True),
+        (b'"text"', True),
+        (b'null,"ec_transfer_params":null', False),
+        (b'{"a":1},"kv_transfer_params":null', True),
+        (b'null,"x_transfer_params":1', False),
+    ],
+)
+def test_an_answer_of_odd_types_is_read_as_the_usual_one(usage, params, hidden, monkeypatch):
+    body = b'{"id":"resp_1","usage":%b,"kv_transfer_params":%b}' % (usage, params)
+    quick = read_body(Dialect.RESPONSES, body)
+    monkeypatch.setattr("router.dataplane.answer.answer_of", lambda _: None)
+    assert read_body(Dialect.RESPONSES, body) == quick
+    assert (b'{"a":1}' in quick[0] or b'"text"' in quick[0]) is False
+    assert (quick[0] != body) is hidden

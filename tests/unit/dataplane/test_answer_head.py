@@ -95,7 +95,13 @@ class Heard(Receiver):
 
     def on_head(self, head: ResponseHead) -> None:
         assert self.head is None
-        self.head = (head.status, head.forward, head.content_type, head.content_encoding, head.length)
+        self.head = (
+            head.status,
+            b"".join(head.forward),
+            head.content_type,
+            head.content_encoding,
+            head.length,
+        )
 
     def on_piece(self, piece: bytes) -> None:
         assert not self.ends
@@ -206,4 +212,4 @@ def test_headers_that_are_the_routers_to_say_end_here() -> None:
     head = b"HTTP/1.1 200 OK\r\nX-Homing-Decision: mine\r\nx-homing-replica: me\r\ncontent-length: 1\r\n\r\nx"
     for _ in range(2):
         told = heard(UpstreamConnection, pool, [head])
-        assert told[0] == (200, [], b"", b"", 1)
+        assert told[0] == (200, b"", b"", b"", 1)

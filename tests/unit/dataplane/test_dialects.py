@@ -414,3 +414,44 @@ def test_the_id_of_a_previous_response_is_bounded() -> None:
     assert read({"previous_response_id": most}, "/v1/responses").previous_response_id == most
     with pytest.raises(Refused, match="a previous_response_id of more than 256 bytes"):
         read({"previous_response_id": most + "r"}, "/v1/responses")
+
+
+USUAL = (
+    b'{"model":"m","messages":[{"role":"user","content":"a"}],"stream":true,"max_tokens":5%b}',
+    b'{"model":null,"stream":null,"messages":[],"temperature":0.5%b}',
+)
+
+
+@pytest.mark.parametrize("body", USUAL)
+@pytest.mark.parametrize(
+    "more",
+    [
+        *(b"", b',"cache_salt":"x"', b',"cache\\u005fsalt":"x"', b',"user":"u"', b',"unheard_of":{"a":[1]}'),
+        *(b',"chat_template_kwargs":{"a":1}', b',"vllm_xargs":{"cache_salt":"x"}', b',"model":"n"'),
+        *(b',"kv_transfer_params":null', b',"stream":false', b',"max_tokens":[1,2]', b',"tools":[{"a":1}]'),
+        *(b',"stream_options":{"include_usage":true}', b',"m\\u0065ssages":[{"role":"user","content":"b"}]'),
+        *(b',"model":5', b',"stream":"yes"', b',"messages":{}', b',"x":', b',"temperature":01', b'}{"a":1'),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+def test_a_body_of_usual_members_is_read_as_any_other(body, more, path):
+    quick = RequestReader(body_fields=("user",), derive=True)
+    slow = RequestReader(body_fields=("user",), derive=True)
+    for reading in slow._readings.values():
+        reading._usual = None
+
+    def said(reader):
+        try:
+            read = reader.read(path, body % more, OPEN_TENANT)
+        except Refused as refused:
+            return str(refused)
+        return {name: getattr(read, name) for name in Read.__slots__ if name != "outline"}
+
+    assert said(quick) == said(slow)
+
+
+def test_bodies_of_usual_members_are_decoded_once_and_others_are_told_from_them():
+    reading = RequestReader(body_fields=("user",), derive=True)._readings[Dialect.CHAT]
+    assert reading.decode_usual(USUAL[0] % b"") is not None
+    for more in (b',"user":"u"', b',"cache_salt":"x"', b',"chat_template":"x"', b',"unheard_of":1'):
+        assert reading.decode_usual(USUAL[0] % more) is None

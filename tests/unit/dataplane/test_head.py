@@ -105,7 +105,8 @@ def parsed(reader: HeadReader, raw: bytes) -> Head:
 
 
 def seen(head: Head) -> dict[str, object]:
-    return {name: getattr(head, name) for name in vars(Head) if not name.startswith("_")}
+    said = {name: getattr(head, name) for name in vars(Head) if not name.startswith("_")}
+    return said | {"forward": b"".join(head.forward)}
 
 
 def reader(*, traces: bool = False) -> HeadReader:
@@ -128,11 +129,69 @@ def test_what_is_recognised_is_what_the_parser_reads(
     start: bytes, heads: list[list[bytes]], traces: bool
 ) -> None:
     one, other, last = reader(traces=traces), reader(traces=traces), LastHead()
-    for lines in (*heads, *heads):  # the second time, from memory
+    for lines in (*heads, *heads, *heads):  # the second time, from memory
         raw = b"\r\n".join([start, b"Host: r", *lines])
         head = one.recognise(raw, last)
         if head is not None:
             assert seen(head) == seen(parsed(other, raw))
+
+
+CHANGING = [b"X-Session-ID", b"x_session_id", b"Content-Length", b"X-Request-ID", b"traceparent", b"Accept"]
+VALUES = [
+    *(b"1", b"12", b"a-7", b"application/json"),
+    *(b"", b" 1", b"1 ", b"a b", b"+1", b"1\n", b"1\r", b"\xe9", b"9" * 16, b"1\r\nX: y", b"1\r\nHost: s"),
+]
+
+
+@given(
+    before=st.lists(st.sampled_from(PLAIN), max_size=2),
+    behind=st.lists(st.sampled_from(PLAIN), max_size=2),
+    names=st.lists(st.sampled_from(CHANGING), max_size=3),
+    values=st.lists(
+        st.lists(st.one_of(st.sampled_from(VALUES[:4]), st.sampled_from(VALUES)), min_size=3, max_size=3),
+        min_size=4,
+        max_size=6,
+    ),
+    tail=st.sampled_from([b"", b"", b"", b"x", b"\r\nX-New: 1", b"\r\nContent-Length: 3"]),
+    traces=st.booleans(),
+)
+def test_what_differs_in_a_few_values_is_what_the_parser_reads_too(
+    before: list[bytes],
+    behind: list[bytes],
+    names: list[bytes],
+    values: list[list[bytes]],
+    tail: bytes,
+    traces: bool,
+) -> None:
+    one, other, last = reader(traces=traces), reader(traces=traces), LastHead()
+    for number, said in enumerate(values):
+        changing = [b"%b: %b" % (name, value) for name, value in zip(names, said, strict=False)]
+        raw = b"\r\n".join([START, b"Host: r", *before, *changing, *behind])
+        if number == len(values) - 1:
+            raw += tail
+        head = one.recognise(raw, last)
+        if head is not None:
+            assert seen(head) == seen(parsed(other, raw))
+
+
+def test_a_connections_third_head_is_known_by_what_it_has_in_common_with_the_second() -> None:
+    known, last = reader(), LastHead()
+    for number in range(3):
+        raw = b"\r\n".join(
+            [
+                START,
+                b"Host: r",
+                b"X-Session-ID: s-%d" % number,
+                b"Accept: application/json",
+                b"Content-Length: %d" % (number + 1),
+            ]
+        )
+        known._seen.clear()  # what is looked up by its line fills this again
+        head = known.recognise(raw, last)
+        assert head is not None
+        assert (head.sessions, head.length) == (((b"x-session-id", b"s-%d" % number),), number + 1)
+        assert head.forward == [b"accept: application/json\r\n"]
+    assert not known._seen
 
 
 def test_what_another_reader_made_of_a_line_counts_for_nothing() -> None:

@@ -150,6 +150,8 @@ def test_only_new_messages_are_read():
     decoded = []
     for reading in reader._readings.values():
         reading.decode = _noted(reading.decode, decoded)
+        if reading._usual is not None:
+            reading._usual = _noted(reading._usual, decoded)
     for turn in range(1, 6):
         messages = [{"role": "user", "content": LONG}] * turn
         body = json.dumps({"model": "m", "messages": messages}).encode()
