@@ -13,7 +13,9 @@ _log = logging.getLogger(__name__)
 
 
 class TaskOwner:
-    """A set of tasks with one ending. Tasks that raise are logged with their name and traceback."""
+    """A set of tasks with one ending. Tasks that raise are logged with their name and traceback, and so are
+    those that end as cancelled although nobody cancelled them: whoever looks at a cancelled future's result
+    raises that by mistake."""
 
     __slots__ = ("_closed", "_tasks")
 
@@ -44,8 +46,11 @@ class TaskOwner:
 
     def _ended(self, task: asyncio.Task[object]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("task %r failed", task.get_name(), exc_info=error)
+        if not task.cancelled():
+            if (error := task.exception()) is not None:
+                _log.error("task %r failed", task.get_name(), exc_info=error)
+        elif not task.cancelling():
+            _log.error("task %r ended by a cancellation that nobody asked for", task.get_name())
 
 
 async def first_of(*works: Coroutine[Any, Any, object]) -> None:

@@ -235,7 +235,7 @@ class Pairs:
                 leg.member.id,
             )
             return "keeps nothing"
-        known = _ids(said.prompt_ids)
+        known = _ids(said.prompt_ids, handoff.rendered)
         if leg.claim_used and known != handoff.rendered:
             self._distrust(
                 routed, f"replica {leg.member.id} renders a prompt in one way and computes another"
@@ -395,7 +395,7 @@ class Pairs:
         """Whether both replicas made the same tokens of the prompt. If not, the answer was wrong."""
         if handoff.ids is None or prompt_ids is None:
             return
-        if TokenIds.read(prompt_ids) != handoff.ids:
+        if TokenIds.read(prompt_ids, handoff.ids) != handoff.ids:
             pair = f"replicas {handoff.prefill} and {ticket.decision.replica}"
             self._distrust(routed, f"{pair} make different tokens of one prompt")
 
@@ -451,6 +451,6 @@ class Pairs:
         return self._engine.pair_rules(routed.plan)
 
 
-def _ids(told: bytes | None) -> TokenIds | None:
+def _ids(told: bytes | None, like: TokenIds | None = None) -> TokenIds | None:
     """Token ids that a replica told; `None` where it did not, or in no form that is known."""
-    return TokenIds.read(told) if told is not None else None
+    return TokenIds.read(told, like) if told is not None else None

@@ -252,6 +252,7 @@ async def dial(host: str, port: int, *, secret: bytes, name: str, role: m.Role, 
     """Connect and authenticate. Raises `RemoteFault` with the reason, within `DIAL_S` seconds."""
     loop = asyncio.get_running_loop()
     remote: Remote | None = None
+    accepted = False
     try:
         async with asyncio.timeout(DIAL_S):
             connected = await _connect(loop, host, port)
@@ -259,13 +260,14 @@ async def dial(host: str, port: int, *, secret: bytes, name: str, role: m.Role, 
             remote = Remote(connected, dialling, max_block)
             remote._channel.send(Type.HELLO, 0, dialling.begin())
             await remote._accepted
+            accepted = True
             return remote
     except TimeoutError:
         raise RemoteFault("timeout", f"no answer in {DIAL_S:.0f} s") from None
     except OSError as error:
         raise RemoteFault("lost", system_words(error)) from None
     finally:
-        if remote is not None and (not remote._accepted.done() or remote._accepted.exception() is not None):
+        if remote is not None and not accepted:
             remote.close("not accepted")
 
 

@@ -384,6 +384,24 @@ async def test_a_silent_peer_is_left_and_dialled_anew(fleet, monkeypatch):
     await until(lambda: b.sources["a"].is_connected)
 
 
+async def test_a_peer_that_takes_connections_and_never_greets_is_dialled_until_it_does(fleet, monkeypatch):
+    """Its process is stopped, or something between it and here is: connections are made, and that is all."""
+    monkeypatch.setattr("router.kv.remote.DIAL_S", 0.05)
+    monkeypatch.setattr("router.kv.sources._RETRY_S", (0.01,))
+    a, b, one, two, proxy = await fleet.pair(proxied=True)
+    source = b.sources["a"]
+    proxy.passing.clear()
+    proxy.cut()
+    await until(lambda: source.trouble == "no answer in 0 s")
+    proxy.passing.set()
+    monkeypatch.setattr("router.kv.remote.DIAL_S", 30.0)
+    await until(lambda: source.is_connected, what=source.trouble)
+    hashes = await stored(a, one)
+    request, _ = await two.ask(hashes)
+    blocks, end = await two.load(request, 8)
+    assert (blocks, end.reason) == (whole(hashes), "done")
+
+
 @pytest.mark.parametrize("after", [100, 300_000, 5_000_000])
 async def test_a_cut_connection_keeps_what_landed(fleet, after):
     a, b, one, two, proxy = await fleet.pair(namespace=BIG, blocks=32, proxied=True)

@@ -41,6 +41,26 @@ async def test_a_failure_is_logged_with_its_name_and_harms_no_other(caplog):
     await owner.close()
 
 
+async def test_a_cancellation_that_nobody_asked_for_is_a_failure(caplog):
+    owner = TaskOwner()
+
+    async def look() -> None:
+        gone = asyncio.get_running_loop().create_future()
+        gone.cancel()
+        gone.exception()
+
+    mistaken = owner.spawn(look(), name="looks at a cancelled future")
+    asked = owner.spawn(asyncio.Event().wait(), name="waits")
+    await asyncio.wait([mistaken])
+    asked.cancel()
+    await asyncio.wait([asked])
+    await asyncio.sleep(0)
+    (record,) = caplog.records
+    assert record.levelname == "ERROR"
+    assert "looks at a cancelled future" in record.getMessage()
+    await owner.close()
+
+
 async def test_closing_cancels_what_runs_and_waits_until_it_has_ended(caplog):
     owner = TaskOwner()
     ended = []

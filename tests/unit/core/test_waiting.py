@@ -7,6 +7,7 @@ import pytest
 from router.base.errors import ErrorKind, Refused
 from router.base.ids import ReplicaId, TenantId
 from router.core.engine import Engine
+from router.core.estimate.pulls import Breaker
 from router.core.fleet import ReplicaSpec, Report
 from router.core.observe import Outcome, WaitEnd
 from router.core.observer import Silent
@@ -408,3 +409,45 @@ def test_turns_that_were_priced_at_one_instant_keep_to_what_their_source_may_giv
         went += of.dispatch(52.0)[0]
     assert [ticket.decision.pull is not None for _, ticket in went].count(True) == 2
     assert not book.allows(A, 52.0)
+
+
+def test_what_a_source_that_fails_would_have_brought_waits_behind_what_is_warm() -> None:
+    """A burst of failures opens the breaker. Those who would have pulled are cold then, and do not go to
+    prefill all at once: they wait, behind turns that have little to compute. When it closes, they pull."""
+    rules = PullRules(per_source=50, seed_gbps=800.0)
+    book = PullBook(rules)
+    plan = Plan(name="q", strategy=Priced(), queue=QueueRules(), pull=rules)
+    of = Engine([plan], rng=Random(1), pullbook=book)
+    of.set_replicas([ReplicaSpec(name, f"http://{name}:1", kv_agent="x") for name in (A, B)], 0.0)
+    for replica in (A, B):
+        of.probe_passed(replica, 0.0)
+    for at in range(30):
+        book.end(A, B, book.begin(A, B, at), Pulled(4000, 400_000_000, 0.01, complete=True), at)
+    of.drain(B, True)
+    away = [long(f"s{number}", 160) for number in range(6)]
+    for session in away:
+        play(of, session, 31.0, prompt=40_000)
+    of.drain(B, False)
+    of.drain(A, True)
+    warm = long("warm", 160)
+    play(of, warm, 32.0, prompt=40_000)
+    assert of.decide(away[0], 40.0).pull is not None
+    for _ in range(20):
+        book.result(A, False, 41.0)
+    first = go(of, away[0], 41.0)
+    assert first.decision.pull is None
+    cold = [enter(of, session, 41.0) for session in away[1:]]
+    assert not any(held.chosen[0].pull for held in cold)
+    last = enter(of, turn("warm", *warm.chain.hashes, 7), 42.0)
+    first.first_byte(43.0)
+    went = [held for held, _ in of.dispatch(43.0)[0]]
+    assert went[0] is last
+    assert len(went) < len(cold), "not all at once"
+    # It comes back by steps, each pull that succeeds lets the next one be sooner.
+    now = 60.0
+    while not book.allows(A, now) or book.breakers(now)[A] is not Breaker.CLOSED:
+        if book.allows(A, now):
+            book.end(A, B, book.begin(A, B, now), Pulled(4000, 400_000_000, 0.01, complete=True), now)
+        now += 1.0
+        assert now < 120.0
+    assert of.decide(away[5], now).pull is not None
