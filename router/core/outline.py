@@ -123,7 +123,8 @@ class Outline:
         """The number of the message that a segment is of, from 0; `None` where it is of none."""
         if self.role(at) is None:
             return None
-        return sum(FIRST_ROLE <= tag < CONTINUES for tag in self.tags[: at + 1]) - 1
+        tags = bytes(self.tags[: at + 1])
+        return len([tag for tag in tags if FIRST_ROLE <= tag < CONTINUES]) - 1
 
 
 Describe = Callable[[int], Outline | None]

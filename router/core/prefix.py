@@ -155,22 +155,32 @@ class PrefixIndex:
         """(shelf, leading segments held there), shallowest first; a shelf that holds none is left out."""
         found: list[tuple[int, int]] = []
         holders = self._open_bits
-        if not hashes or not holders:
+        count = len(hashes)
+        if not count or not holders:
             return found
         masks = self._masks
-        for depth in range(len(hashes)):
-            mask = masks.get(hashes[depth])
-            # Past the shared opening nearly every segment has exactly the holders that remain.
-            if mask == holders:
-                continue
-            still = 0 if mask is None else mask & holders
-            if still != holders:
-                if depth:
-                    _append_each(holders ^ still, depth, found)
-                if not still:
-                    return found
-                holders = still
-        _append_each(holders, len(hashes), found)
+        # Who holds a segment holds all that precede it, so the place where the first of the holders leaves is
+        # found by halving. A session's turn has two such places: the end of what all sessions share, and the
+        # end of its own last turn.
+        depth = 0
+        while depth < count:
+            last = masks.get(hashes[count - 1], 0) & holders
+            if last == holders:
+                break
+            low, high, still = depth, count - 1, last
+            while low < high:
+                middle = (low + high) // 2
+                mask = masks.get(hashes[middle], 0) & holders
+                if mask == holders:
+                    low = middle + 1
+                else:
+                    high, still = middle, mask
+            if low:
+                _append_each(holders ^ still, low, found)
+            if not still:
+                return found
+            holders, depth = still, low + 1
+        _append_each(holders, count, found)
         return found
 
     def dump(self, shelf: int) -> ShelfMemory:

@@ -254,13 +254,14 @@ class RequestReader:
         )
         if long and plain and chain.system:
             assert session is not None
-            self._keep(reading, body, read, care, path, tenant, session)
+            self._keep(reading, body, head, read, care, path, tenant, session)
         return read
 
     def _keep(
         self,
         reading: "_Reading",
         body: bytes,
+        head: "_Head",
         read: Read,
         care: int,
         path: str,
@@ -268,7 +269,8 @@ class RequestReader:
         session: SessionKey,
     ) -> None:
         """Keep a body that was read, if it is plain where its messages begin and end."""
-        span = end_of_messages(body)
+        messages = head.messages
+        span = end_of_messages(body, messages) if not isinstance(messages, UnsetType) else None
         if span is None:
             return
         begin, end = span
@@ -281,10 +283,16 @@ class RequestReader:
             self._stems.keep(session, Stem(body, end, body.count(b"{"), made))
 
     def _go_on(
-        self, reading: "_Reading", stem: Stem, body: bytes, news: list[Message], session: SessionKey
+        self,
+        reading: "_Reading",
+        stem: Stem,
+        body: bytes,
+        new: tuple[list[Message], int],
+        session: SessionKey,
     ) -> Read:
-        """What a body says that is a stem's with `news` behind its messages."""
+        """What a body says that is a stem's with `new` messages behind its own."""
         made: _Made = stem.made
+        news, braces = new
         if news:
             segments = Segments.going_on(made.chain, made.care)
             reading.add_news(segments, news, made.chain.opening)
@@ -292,7 +300,7 @@ class RequestReader:
             chain = Chain(hashes, ends, made.chain.opening, made.chain.system)
             outline = reading.outline_of(segments, body)
             made = made.grown(chain, segments.care)
-            self._stems.keep(session, stem.grown(body, made))
+            self._stems.keep(session, stem.grown(body, braces, made))
         else:
             outline = reading.outline_of(Segments.going_on(made.chain, made.care), body)
             self._stems.keep(session, stem)

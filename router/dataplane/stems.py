@@ -13,6 +13,7 @@ body may pass for another. Knows nothing of what messages mean.
 """
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -26,18 +27,11 @@ LEAST: Final = 8 * 1024
 MOST: Final = 1 << 20
 """A longer one has bounds of its own (`shape`), and would take the place of too many."""
 
-_STRINGS: Final = 20_000
-"""Strings that are passed over to find where the messages end, at some 100 ns each."""
-
 _KEY: Final = b'"messages"'
 _KEYS: Final = 4
 """How often the name is looked for: it may also be a value."""
 _BLANKS: Final = b" \t\r\n"
-_QUOTE: Final = ord('"')
-_BACKSLASH: Final = ord("\\")
 _COMMA: Final = b","
-_OPEN: Final = (ord("["), ord("{"))
-_CLOSE: Final = (ord("]"), ord("}"))
 
 _NEWS: Final = msgspec.json.Decoder(list[Message])
 
@@ -56,31 +50,31 @@ class Stem:
         self._prefix = memoryview(body)[:at]
         self._end = body[at:]
 
-    def news(self, body: bytes) -> list[Message] | None:
-        """The messages that `body` has beyond those of the stem's, perhaps none; `None` where it is not the
-        same request with more messages, or is to be judged as a whole."""
+    def news(self, body: bytes) -> tuple[list[Message], int] | None:
+        """The messages that `body` has beyond those of the stem's, perhaps none, and the braces in them;
+        `None` where it is not the same request with more messages, or is to be judged as a whole."""
         at, end = len(self._prefix), self._end
         stop = len(body) - len(end)
         if stop < at or len(body) >= MOST or not body.endswith(end) or not body.startswith(self._prefix):
             return None
         if stop == at:
-            return []
+            return [], 0
         new = body[at:stop].lstrip(_BLANKS)
-        if not new.startswith(_COMMA) or self.braces + new.count(b"{") > MAX_OBJECTS:
+        braces = new.count(b"{")
+        if not new.startswith(_COMMA) or self.braces + braces > MAX_OBJECTS:
             return None
         try:
             if not new.isascii():
                 new.decode()
             # No text that closes the list and opens another is a list.
-            return _NEWS.decode(b"[%b]" % new[1:]) or None
+            news = _NEWS.decode(b"[%b]" % new[1:])
         except (UnicodeDecodeError, msgspec.DecodeError, RecursionError):
             return None
+        return (news, braces) if news else None
 
-    def grown(self, body: bytes, made: Any) -> "Stem":
-        """The stem that `body` is, of which `news` were the new messages."""
-        at = len(body) - len(self._end)
-        braces = self.braces + body.count(b"{", len(self._prefix), at)
-        return Stem(body, at, braces, made)
+    def grown(self, body: bytes, braces: int, made: Any) -> "Stem":
+        """The stem that `body` is, whose `news` have so many braces."""
+        return Stem(body, len(body) - len(self._end), self.braces + braces, made)
 
 
 class Stems:
@@ -116,24 +110,46 @@ class Stems:
             self._held -= len(oldest.body)
 
 
-def end_of_messages(body: bytes) -> tuple[int, int] | None:
+def end_of_messages(body: bytes, messages: Sequence[Message]) -> tuple[int, int] | None:
     """Where the list of messages begins, behind its bracket, and where the bracket is that closes it, of a
-    body that is valid JSON. `None` where it is not found at once.
+    body that is valid JSON and has these messages. `None` where it is not found at once.
 
-    The name may be found in an object within the body, too. Whoever asks has to make sure that it is the
-    body's own member: without what is in between, the body has a list without messages.
+    The name may be found in an object within the body, too, and a value in another one. Whoever asks has to
+    make sure: without what is in between, the body has a list without messages. What is answered is never
+    behind the bracket that closes them: all that precedes the last value of the last message takes the room
+    that is left to it at least, and the value is looked for from there.
     """
+    if not messages or not messages[-1]:
+        return None
     at = 0
     for _ in range(_KEYS):
         at = body.find(_KEY, at)
         if at < 0:
             return None
         at += len(_KEY)
-        begins = _behind(body, _behind(body, at, b":"), b"[")
-        if begins > 0:
-            end = _closed(body, begins)
-            return (begins, end) if end > 0 else None
+        begin = _behind(body, _behind(body, at, b":"), b"[")
+        if begin < 0:
+            continue
+        last = b""
+        end = begin - 2
+        for message in messages:
+            end += 2  # the brace that closes the one before, and a comma
+            for name, value in message.items():
+                last = bytes(value)
+                end += len(name) + 4 + len(last)  # two quotes, a colon, and the comma or brace before it
+        # Escapes in names, and blanks, only make it longer.
+        start = body.find(last, end - len(last))
+        if start < 0:
+            return None
+        end = _before(body, _behind(body, start + len(last), b"}"), b"]")
+        return (begin, end) if end > 0 else None
     return None
+
+
+def _before(body: bytes, at: int, what: bytes) -> int:
+    """Where `what` is, behind blanks only; below 0 where something else is there."""
+    behind = _behind(body, at, what)
+    return behind - len(what) if behind > 0 else -1
 
 
 def _behind(body: bytes, at: int, what: bytes) -> int:
@@ -143,34 +159,3 @@ def _behind(body: bytes, at: int, what: bytes) -> int:
     while at < len(body) and body[at] in _BLANKS:
         at += 1
     return at + 1 if body.startswith(what, at) else -1
-
-
-def _closed(body: bytes, at: int) -> int:
-    """Where the bracket or brace is closed behind which `at` is; below 0 where that takes too long."""
-    depth = 1
-    for _ in range(_STRINGS):
-        quote = body.find(b'"', at)
-        if quote < 0:
-            quote = len(body)
-        while at < quote:
-            byte = body[at]
-            if byte in _CLOSE:
-                depth -= 1
-                if not depth:
-                    return at
-            elif byte in _OPEN:
-                depth += 1
-            at += 1
-        # Behind the string: at the first quote with an even number of backslashes before it.
-        at = quote + 1
-        while True:
-            end = body.find(b'"', at)
-            if end < 0:
-                return -1
-            at = end + 1
-            before = end
-            while body[before - 1] == _BACKSLASH:
-                before -= 1
-            if (end - before) % 2 == 0:
-                break
-    return -1

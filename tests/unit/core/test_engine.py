@@ -1103,7 +1103,7 @@ def test_vllms_own_tiers_pull_by_what_is_believed_and_teach_by_the_first_token()
     home = play(of, long("s", 320), 0.0, prompt=80_000).replica
     other = B if home == A else A
     of.drain(home, True)
-    ticket = of.admit(long("s", 324)._replace(stream=True), 1.0)
+    ticket = of.admit(long("s", 324).replace(stream=True), 1.0)
     pull = ticket.decision.pull
     assert pull is not None
     assert (pull.source, ticket.decision.replica) == (home, other)
@@ -1122,7 +1122,7 @@ def test_whose_first_token_tells_nothing_of_a_path_teaches_none() -> None:
         of, book = p2p(*(ReplicaSpec(r, f"http://{r}:1", kv_p2p=f"{r}:5710") for r in (A, B)))
         home = play(of, long("s", 320), 0.0, prompt=80_000).replica
         of.drain(home, True)
-        ticket = of.admit(long("s", 324)._replace(stream=stream), 1.0)
+        ticket = of.admit(long("s", 324).replace(stream=stream), 1.0)
         assert ticket.decision.pull is not None
         ticket.first_byte(2.0)
         ticket.end(Outcome.COMPLETED, 3.0, Usage(81_000, 10, cached))

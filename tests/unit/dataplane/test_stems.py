@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -199,18 +200,50 @@ class TestStems:
         assert stems.held_bytes == 0
 
 
+LIST = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
+
+
 @pytest.mark.parametrize(
-    ("body", "expected"),
+    ("body", "messages", "expected"),
     [
-        (b'{"messages":[]}', (13, 13)),
-        (b'{"messages" : [ {"a":"]"} ] }', (15, 26)),
-        (b'{"messages":[{"a":"\\\\"},{"b":[{}]}],"x":[1]}', (13, 34)),
-        (b'{"messages":[{"a":"\\"]"}]}', (13, 24)),
-        (b'{"messages":"none"}', None),
-        (b'{"model":"m"}', None),
-        (b'{"messages":[{"a":1}', None),
-        (b'{"messages":[{"a":"', None),
+        (b'{"messages" : [ {"a":"]"} ] }', b'[{"a":"]"}]', (15, 26)),
+        (b'{"messages":[{"a":"\\\\"},{"b":[{}]}],"x":[1]}', b'[{"a":"\\\\"},{"b":[{}]}]', (13, 34)),
+        (b'{"messages":[{"a":"\\"]"}]}', b'[{"a":"\\"]"}]', (13, 24)),
+        (b'{"messages":[{"a":[{"b":1}],"c":1}],"d":1}', b'[{"a":[{"b":1}],"c":1}]', (13, 34)),
+        (b'{"messages":[{},{"a":1}],"d":[{"a":1}]}', b'[{},{"a":1}]', (13, 23)),
+        (b'{"messages":[]}', b"[]", None),
+        (b'{"messages":[{"a":1},{}]}', b'[{"a":1},{}]', None),
+        (b'{"messages":"none"}', b'[{"a":1}]', None),
+        (b'{"model":"m"}', b'[{"a":1}]', None),
     ],
 )
-def test_the_list_of_messages_is_found(body, expected):
-    assert end_of_messages(body) == expected
+def test_the_list_of_messages_is_found(body, messages, expected):
+    assert end_of_messages(body, LIST.decode(messages)) == expected
+
+
+@given(
+    messages=st.lists(MESSAGES, min_size=1, max_size=4),
+    before=ENDS,
+    behind=ENDS,
+    style=st.sampled_from([(",", ":"), (", ", ": "), (" , ", " : ")]),
+    ascii_only=st.booleans(),
+)
+def test_what_is_found_is_never_behind_the_end_and_is_the_end_where_nothing_is_left(
+    messages, before, behind, style, ascii_only
+):
+    whole = {**before, "messages": messages, **{f"then_{name}": end for name, end in behind.items()}}
+    body = json.dumps(whole, separators=style, ensure_ascii=ascii_only).encode()
+    listed = json.dumps(messages, separators=style, ensure_ascii=ascii_only).encode()
+    span = end_of_messages(body, LIST.decode(listed))
+    if span is None:
+        return
+    begin, end = span
+    try:
+        without = json.loads(body[:begin] + body[end:])
+    except ValueError:
+        return
+    if without.get("messages") == []:
+        assert body[begin - 1 : end + 1] == listed
+        assert without == {**whole, "messages": []}
+    if style == (",", ":") and "metadata" not in before:
+        assert body[begin - 1 : end + 1] == listed
