@@ -24,6 +24,8 @@ _DROPPED: Final = frozenset(
 )
 _OURS: Final = b"x-homing-"
 
+_END: Final = b"\r\n\r\n"
+
 # What cannot be taken by its line alone: it frames the answer, or must be looked into.
 _JUDGED: Final = frozenset({b"location", b"content-encoding"})
 
@@ -47,7 +49,7 @@ _TYPE: Final = 4
 class ResponseHead:
     """A replica's response head."""
 
-    __slots__ = ("content_encoding", "content_type", "forward", "length", "status")
+    __slots__ = ("content_encoding", "content_type", "forward", "length", "size", "status")
 
     def __init__(
         self,
@@ -64,6 +66,8 @@ class ResponseHead:
         self.content_encoding = content_encoding
         self.length = length
         """Content-Length; `None` where the body is chunked or ends with the connection."""
+        self.size = 0
+        """Its bytes, the empty line at its end included, where it was recognised."""
 
 
 def is_dropped(name: bytes) -> bool:
@@ -86,11 +90,12 @@ class AnswerHeads:
     """Recognises the heads of one replica's answers by their lines, as `HeadReader.recognise` does those of
     requests: it answers what the parser would, and `None` where that is for the parser to say."""
 
-    __slots__ = ("_last", "_lines", "_names", "_statuses")
+    __slots__ = ("_last", "_last_raw", "_lines", "_names", "_statuses")
 
     def __init__(self) -> None:
         # Streams have no length, so within a second a replica writes the same head again and again.
-        self._last: tuple[bytes, ResponseHead, bool] | None = None
+        self._last_raw = b""
+        self._last: tuple[ResponseHead, bool] | None = None
         self._names: set[bytes] = set()
         self._lines: dict[bytes, _Line] = {}
         self._statuses: dict[bytes, int] = {}
@@ -102,14 +107,17 @@ class AnswerHeads:
                 self._names.clear()
             self._names.add(name)
 
-    def recognise(self, raw: bytes) -> tuple[ResponseHead, bool] | None:
-        """The head that `raw` is, less the empty line at its end, and whether its body is chunked. It has
+    def recognise(self, data: bytes, limit: int) -> tuple[ResponseHead, bool] | None:
+        """The head that `data` begins with, in `limit` bytes, and whether its body is chunked. It has
         either a length or chunks, and says nothing of the connection. Not to be changed: it may be handed out
         again."""
         last = self._last
-        if last is not None and last[0] == raw:
-            return last[1], last[2]
-        lines = raw.split(b"\r\n")
+        if last is not None and data.startswith(self._last_raw) and len(self._last_raw) <= limit:
+            return last
+        end = data.find(_END, 0, limit)
+        if end < 0:
+            return None
+        lines = data[:end].split(b"\r\n")
         status = self._statuses.get(lines[0], 0) or self._status(lines[0])
         if not status or len(lines) > _MAX_HEADERS:
             return None
@@ -141,8 +149,10 @@ class AnswerHeads:
         if chunked == (length >= 0):
             return None  # neither, or both
         head = ResponseHead(status, [b"".join(forward)], content_type, b"", None if chunked else length)
-        self._last = (raw, head, chunked)
-        return head, chunked
+        head.size = end + len(_END)
+        self._last_raw = data[: head.size]
+        self._last = (head, chunked)
+        return self._last
 
     def _status(self, line: bytes) -> int:
         """The status in a first line; 0 where a parser is to say."""

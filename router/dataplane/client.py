@@ -269,11 +269,11 @@ class ClientConnection:
         holds anything else, more, or what is to be refused."""
         plane = self._plane
         limits = plane.limits
-        end = data.find(b"\r\n\r\n", 0, limits.head)
-        head = plane.heads.recognise(data[:end], self._last_head) if end > 0 else None
+        head = plane.heads.recognise(data, limits.head, self._last_head)
         if head is None:
             return False
-        size, length = len(data) - end - 4, head.length
+        begins, length = head.size, head.length
+        size = len(data) - begins
         if not 0 < length <= limits.body or size > length or plane.held_bytes + size > limits.held_bytes:
             return False
         try:
@@ -282,7 +282,7 @@ class ClientConnection:
             return False
         plane.held_bytes += size
         if size == length:
-            self._run(head, tenant, data[end + 4 :], True)
+            self._run(head, tenant, data[begins:], True)
             return True
         self._url = head.target
         self._head = head
@@ -291,7 +291,7 @@ class ClientConnection:
         self._body_bytes = size
         self._joined = 0
         if size:
-            self._body.append(data[end + 4 :])
+            self._body.append(data[begins:])
         self._reading = _BODY
         self._body_began = now = plane.now()
         self.deadline = now + limits.idle_s

@@ -90,6 +90,8 @@ _MAX_LINES: Final = 4096
 # Digits of a length that is read without asking how many there may be: a petabyte.
 _FEW_DIGITS: Final = 15
 
+_END: Final = b"\r\n\r\n"
+
 _MODEL: Final = b"/v1/models/"
 _SPACE: Final = ord(" ")
 
@@ -110,6 +112,7 @@ class Head:
         "priority",
         "request_id",
         "sessions",
+        "size",
         "target",
         "tenant",
         "traceparent",
@@ -123,6 +126,8 @@ class Head:
         """Origin form: path and query, as sent."""
         self.path = path
         self.version = version
+        self.size = 0
+        """Its bytes, the empty line at its end included, where it was recognised."""
         self.forward: list[bytes] = []
         self.sessions: tuple[tuple[bytes, bytes], ...] = ()
         """Headers that name a session, in the order sent; which one counts is for the policy to say."""
@@ -340,9 +345,9 @@ class HeadReader:
             self._starts[b"%b %b HTTP/1.1" % (method, url)] = (method, target, path)
         return head
 
-    def recognise(self, raw: bytes, last: LastHead) -> Head | None:
-        """The head that `raw` is, less the empty line at its end; `None` where that is for a parser to say.
-        `last` is the one before it on the same connection, and becomes this one.
+    def recognise(self, data: bytes, limit: int, last: LastHead) -> Head | None:
+        """The head that `data` begins with, in `limit` bytes; `None` where that is for a parser to say.
+        `last` is what is known of the connection's heads so far, and is told of this one.
 
         What is answered is what `read` would answer, and never what it would refuse, whichever parser were
         asked: a first line and header names that have passed before, values of printable ASCII after one
@@ -350,14 +355,18 @@ class HeadReader:
         """
         followed = last.reader is self
         if followed and last.fixed:
-            again = _again(raw, last)
-            if again is not None:
+            again = _again(data, last)
+            if again is not None and again.size <= limit:
                 return again
-        lines = raw.split(b"\r\n")
+        end = data.find(_END, 0, limit)
+        if end < 0:
+            return None
+        lines = data[:end].split(b"\r\n")
         start = self._starts.get(lines[0])
         if start is None or len(lines) > _MAX_HEADERS:
             return None
         head = Head(start[0], start[1], start[2], "1.1")
+        head.size = end + len(_END)
         forward, seen = head.forward, self._seen
         meant: list[_Line] = []
         hosts = lengths = 0
@@ -505,28 +514,28 @@ def _learn(last: LastHead, head: Head, lines: list[bytes], meant: list[_Line]) -
             same = [b""]
         else:
             same.append(sent)
-    fixed.append(b"\r\n".join(same))
+    fixed.append(b"\r\n".join(same) + _END)
     last.fixed, last.changing, last.common = fixed, changing, head
     last.forward = b"".join(head.forward)
 
 
-def _again(raw: bytes, last: LastHead) -> Head | None:
-    """The head that `raw` is, where it differs from the connection's last ones in nothing but the values that
-    change, and these are as plain as they have to be."""
+def _again(data: bytes, last: LastHead) -> Head | None:
+    """The head that `data` begins with, where it differs from the connection's last ones in nothing but the
+    values that change, and these are as plain as they have to be."""
     common, fixed, changing = last.common, last.fixed, last.changing
     before = fixed[0]
-    if common is None or not raw.startswith(before):
+    if common is None or not data.startswith(before):
         return None
     head = Head(common.method, common.target, common.path, common.version)
     at = len(before)
     for number in range(len(changing)):
-        end = raw.find(b"\r\n", at)
+        end = data.find(b"\r\n", at, at + _MAX_REMEMBERED)
         if end < 0:
-            end = len(raw)
-        value, line, behind = raw[at:end], changing[number], fixed[number + 1]
+            return None
+        value, line, behind = data[at:end], changing[number], fixed[number + 1]
         kind = line.kind
         at = end + len(behind)
-        if raw[end:at] != behind:
+        if data[end:at] != behind:
             return None
         if kind == _LENGTH:
             if not value.isdigit() or len(value) > _FEW_DIGITS:
@@ -543,8 +552,7 @@ def _again(raw: bytes, last: LastHead) -> Head | None:
             _add_traceparent(head, value)
         else:
             _add_tracestate(head, value)
-    if at != len(raw):
-        return None
+    head.size = at
     head.content_type = common.content_type
     head.key = common.key
     head.tenant = common.tenant

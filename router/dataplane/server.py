@@ -1,7 +1,6 @@
 """The data plane: listens, and holds what all connections share."""
 
 import asyncio
-import itertools
 import logging
 import secrets
 import socket
@@ -146,7 +145,7 @@ class DataPlane:
         self._retired: list[Pool] = []
         self._live_ids: set[bytes] = set()
         self._id_prefix = secrets.token_hex(6).encode()
-        self._ids = itertools.count(1)
+        self._serial = 0
         self._servers: list[asyncio.Server] = []
 
     # --- life ---------------------------------------------------------------------------------------
@@ -462,11 +461,13 @@ class DataPlane:
         that looks like ours is not taken: every client sees ours and could ask for somebody's next one.
         """
         if asked is None or asked.startswith(self._id_prefix):
-            return b"%b-%x" % (self._id_prefix, next(self._ids))
+            self._serial += 1
+            return self._id_prefix + b"-" + str(self._serial).encode()
         if asked in self._live_ids:
             repeated = asked
             while asked in self._live_ids:
-                asked = b"%b-%x" % (repeated, next(self._ids))
+                self._serial += 1
+                asked = b"%b-%d" % (repeated, self._serial)
         self._live_ids.add(asked)
         return asked
 

@@ -206,15 +206,14 @@ class UpstreamConnection:
 
     def _take(self, data: bytes) -> bool:
         """Take the beginning of a plain answer. False, and nothing done, where it is for the parser."""
-        end = data.find(b"\r\n\r\n", 0, self._head_limit)
-        if end < 0 or self._head_only:
+        if self._head_only:
             return False
-        recognised = self._pool.answer_heads.recognise(data[:end])
+        recognised = self._pool.answer_heads.recognise(data, self._head_limit)
         if recognised is None:
             return False
         head, chunked = recognised
-        length = head.length
-        if length is not None and len(data) - end - 4 > length:
+        length, begins = head.length, head.size
+        if length is not None and len(data) - begins > length:
             return False
         receiver = self._receiver
         assert receiver is not None
@@ -224,9 +223,9 @@ class UpstreamConnection:
         self._chunked = chunked
         if chunked:
             self._mode = _CHUNKS
-            self._raw_head = data[: end + 4]
+            self._raw_head = data[:begins]
             receiver.on_head(head)
-            rest = self._take_chunks(data[end + 4 :]) if len(data) > end + 4 else b""
+            rest = self._take_chunks(data[begins:]) if len(data) > begins else b""
             if rest:
                 self._parse_from_here()
                 self._parse(rest)
@@ -235,7 +234,7 @@ class UpstreamConnection:
         self._mode = _LENGTH
         self._missing = length
         receiver.on_head(head)
-        self._take_counted(data[end + 4 :])
+        self._take_counted(data[begins:])
         return True
 
     def _take_counted(self, data: bytes) -> None:

@@ -194,7 +194,10 @@ def test_a_stream_in_whole_chunks_never_reaches_the_parser() -> None:
 def test_what_is_remembered_of_lines_is_bounded() -> None:
     heads = warm().answer_heads
     for number in range(3000):
-        assert heads.recognise(b"HTTP/1.1 200 OK\r\ndate: %d\r\ncontent-length: 1" % number) is not None
+        assert (
+            heads.recognise(b"HTTP/1.1 200 OK\r\ndate: %d\r\ncontent-length: 1\r\n\r\n" % number, 999)
+            is not None
+        )
     assert len(heads._lines) <= 1024
 
 
@@ -203,8 +206,8 @@ def test_names_that_are_too_many_are_forgotten_and_learned_anew() -> None:
     for number in range(3000):
         heads.note(b"x-%d" % number)
     assert len(heads._names) <= 1024
-    assert heads.recognise(b"HTTP/1.1 200 OK\r\nX-2999: 1\r\ncontent-length: 1") is not None
-    assert heads.recognise(b"HTTP/1.1 200 OK\r\nX-0: 1\r\ncontent-length: 1") is None
+    assert heads.recognise(b"HTTP/1.1 200 OK\r\nX-2999: 1\r\ncontent-length: 1\r\n\r\n", 999) is not None
+    assert heads.recognise(b"HTTP/1.1 200 OK\r\nX-0: 1\r\ncontent-length: 1\r\n\r\n", 999) is None
 
 
 def test_headers_that_are_the_routers_to_say_end_here() -> None:
@@ -213,3 +216,24 @@ def test_headers_that_are_the_routers_to_say_end_here() -> None:
     for _ in range(2):
         told = heard(UpstreamConnection, pool, [head])
         assert told[0] == (200, b"", b"", b"", 1)
+
+
+def test_a_head_that_came_before_is_known_by_its_bytes_within_the_limit() -> None:
+    heads = AnswerHeads()
+    raw = b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n"
+    longer = raw.replace(b": 1", b": 12")
+    for limit, data, length in (
+        (len(raw), raw, 1),
+        (len(raw), raw + b"x", 1),
+        (len(raw) - 1, raw + b"x", None),
+        (len(raw), raw[:-1], None),
+        (len(longer), longer + b"x", 12),
+        (len(raw), raw, 1),
+    ):
+        recognised = heads.recognise(data, limit)
+        if length is None:
+            assert recognised is None
+        else:
+            assert recognised is not None
+            head, chunked = recognised
+            assert (head.length, head.size, chunked) == (length, data.index(b"\r\n\r\n") + 4, False)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from router.base.errors import Refused
 from router.dataplane.head import Head, HeadReader, LastHead
 
+END, LIMIT = b"\r\n\r\n", 65_536
 START = b"POST /v1/chat/completions HTTP/1.1"
 
 PLAIN = [
@@ -105,7 +106,8 @@ def parsed(reader: HeadReader, raw: bytes) -> Head:
 
 
 def seen(head: Head) -> dict[str, object]:
-    said = {name: getattr(head, name) for name in vars(Head) if not name.startswith("_")}
+    """All that it says; how long it is, only one that is recognised knows."""
+    said = {name: getattr(head, name) for name in vars(Head) if not name.startswith("_") and name != "size"}
     return said | {"forward": b"".join(head.forward)}
 
 
@@ -131,9 +133,10 @@ def test_what_is_recognised_is_what_the_parser_reads(
     one, other, last = reader(traces=traces), reader(traces=traces), LastHead()
     for lines in (*heads, *heads, *heads):  # the second time, from memory
         raw = b"\r\n".join([start, b"Host: r", *lines])
-        head = one.recognise(raw, last)
+        head = one.recognise(raw + END, LIMIT, last)
         if head is not None:
             assert seen(head) == seen(parsed(other, raw))
+            assert head.size == len(raw + END)
 
 
 CHANGING = [b"X-Session-ID", b"x_session_id", b"Content-Length", b"X-Request-ID", b"traceparent", b"Accept"]
@@ -169,9 +172,10 @@ def test_what_differs_in_a_few_values_is_what_the_parser_reads_too(
         raw = b"\r\n".join([START, b"Host: r", *before, *changing, *behind])
         if number == len(values) - 1:
             raw += tail
-        head = one.recognise(raw, last)
+        head = one.recognise(raw + END, LIMIT, last)
         if head is not None:
             assert seen(head) == seen(parsed(other, raw))
+            assert head.size == len(raw + END)
 
 
 def test_a_connections_third_head_is_known_by_what_it_has_in_common_with_the_second() -> None:
@@ -187,11 +191,28 @@ def test_a_connections_third_head_is_known_by_what_it_has_in_common_with_the_sec
             ]
         )
         known._seen.clear()  # what is looked up by its line fills this again
-        head = known.recognise(raw, last)
+        head = known.recognise(raw + END, LIMIT, last)
         assert head is not None
         assert (head.sessions, head.length) == (((b"x-session-id", b"s-%d" % number),), number + 1)
         assert head.forward == [b"accept: application/json\r\n"]
     assert not known._seen
+
+
+def test_a_head_is_recognised_within_the_limit_only_and_what_follows_is_no_part_of_it() -> None:
+    known, last = reader(), LastHead()
+    raw = b"\r\n".join([START, b"Host: r", b"Content-Length: 1"]) + END
+    for limit, data, found in (
+        (len(raw), raw, True),
+        (len(raw), raw + b"x", True),
+        (len(raw), raw + raw, True),
+        (len(raw) - 1, raw + b"x", False),
+        (len(raw), raw[:-1], False),
+        (len(raw), raw[:-3], False),
+        (len(raw), raw[:-4] + b"1" + END, False),
+    ):
+        head = known.recognise(data, limit, last)
+        assert (head is not None) is found
+        assert head is None or head.size == len(raw)
 
 
 def test_what_another_reader_made_of_a_line_counts_for_nothing() -> None:
@@ -199,7 +220,7 @@ def test_what_another_reader_made_of_a_line_counts_for_nothing() -> None:
     for name, sessions in ((b"x-mine", ((b"x-mine", b"1"),)), (b"x-theirs", ())):
         known = HeadReader([name], None)
         parsed(known, raw)
-        head = known.recognise(raw, last)
+        head = known.recognise(raw + END, LIMIT, last)
         assert head is not None
         assert head.sessions == sessions
 
@@ -208,7 +229,7 @@ def test_the_head_of_an_agent_is_recognised_and_from_then_on_by_its_lines() -> N
     known = reader()
     raw = b"\r\n".join([START, *(line for line in PLAIN if line != b"x_session_id: agent 8")])
     for _ in range(2):
-        head = known.recognise(raw, LastHead())
+        head = known.recognise(raw + END, LIMIT, LastHead())
         assert head is not None
         assert (head.path, head.length, head.sessions) == (
             "/v1/chat/completions",
@@ -222,22 +243,22 @@ def test_the_head_of_an_agent_is_recognised_and_from_then_on_by_its_lines() -> N
 
 @pytest.mark.parametrize("odd", [b"Content-Length: 3", b"Host: s", b"Content-Type: text/plain"])
 def test_what_may_be_there_once_only_is_left_to_the_parser(odd: bytes) -> None:
-    assert reader().recognise(b"\r\n".join([START, *PLAIN, odd]), LastHead()) is None
+    assert reader().recognise(b"\r\n".join([START, *PLAIN, odd]) + END, LIMIT, LastHead()) is None
 
 
 def test_a_target_or_a_name_that_never_passed_is_left_to_the_parser() -> None:
     known = reader()
     with pytest.raises(Refused):
         parsed(known, b"POST /v1/%2e HTTP/1.1\r\nHost: r")
-    assert known.recognise(b"POST /v1/%2e HTTP/1.1\r\nHost: r", LastHead()) is None
-    assert known.recognise(b"\r\n".join([START, b"Host: r", b"X-Never: 1"]), LastHead()) is None
+    assert known.recognise(b"POST /v1/%2e HTTP/1.1\r\nHost: r" + END, LIMIT, LastHead()) is None
+    assert known.recognise(b"\r\n".join([START, b"Host: r", b"X-Never: 1"]) + END, LIMIT, LastHead()) is None
 
 
 def test_secrets_are_not_kept_and_what_is_kept_is_bounded() -> None:
     known = reader()
     for number in range(5000):
         assert known.recognise(
-            b"%b\r\nHost: r\r\nAccept: %d\r\nX-API-Key: s3cret" % (START, number), LastHead()
+            b"%b\r\nHost: r\r\nAccept: %d\r\nX-API-Key: s3cret" % (START, number) + END, LIMIT, LastHead()
         )
     assert len(known._seen) <= 4096
     assert not any(b"s3cret" in line for line in known._seen)
@@ -253,7 +274,7 @@ def test_tables_that_are_full_begin_anew_and_learn_on() -> None:
         assert len(known._lines) + len(known._kinds) <= 4096
     raw = b"\r\n".join([START, *PLAIN])
     assert seen(parsed(known, raw)) == seen(parsed(reader(), raw))
-    again = known.recognise(raw, LastHead())
+    again = known.recognise(raw + END, LIMIT, LastHead())
     assert again is not None
     assert seen(again) == seen(parsed(known, raw))
 
@@ -266,7 +287,7 @@ def test_the_first_line_of_a_request_without_a_body_is_not_kept() -> None:
 
 
 def recognised(known: HeadReader, raw: bytes) -> Head | None:
-    return known.recognise(raw, LastHead())
+    return known.recognise(raw + END, LIMIT, LastHead())
 
 
 def test_a_clients_trace_goes_on_as_any_header_unless_turns_are_traced() -> None:
@@ -296,6 +317,8 @@ def test_traces_are_not_kept_since_they_do_not_come_again() -> None:
     before = len(known._seen)
     for number in range(100):
         assert known.recognise(
-            b"%b\r\nHost: r\r\ntraceparent: %d\r\ntracestate: a=%d" % (START, number, number), LastHead()
+            b"%b\r\nHost: r\r\ntraceparent: %d\r\ntracestate: a=%d" % (START, number, number) + END,
+            LIMIT,
+            LastHead(),
         )
     assert len(known._seen) <= before + 1
