@@ -22,6 +22,7 @@ from router.core.decide import (
     Kind,
     Pulls,
 )
+from router.core.estimate.prefill import PrefillCurve
 from router.core.fleet import ModelCard, ReplicaSpec, ReplicaStatus, Report, Resident, Role
 from router.core.health import (
     Event,
@@ -126,6 +127,8 @@ class Engine:
         self._models: OrderedDict[str, Model] = OrderedDict()
         self._responses = StoredResponses()
         self._members: dict[ReplicaId, Member] = {}
+        self._prefill_curves: dict[tuple[str, Role], PrefillCurve] = {}
+        """What replicas that serve the same are learned of together, by base model and role."""
         self._ordered: tuple[Member, ...] = ()
         self._answering: tuple[Member, ...] = ()
         """Those that answer turns: all but the prefill replicas."""
@@ -1168,6 +1171,8 @@ class Engine:
         for member in self._members.values():
             member.leaving = member.id in leaving
             member.settle()
+        served = {(member.cards[0].id, member.spec.role) for member in self._members.values() if member.cards}
+        self._prefill_curves = {key: curve for key, curve in self._prefill_curves.items() if key in served}
         self._ordered = tuple(self._members[replica] for replica in sorted(self._members))
         self._set_roles()
         self._ready.clear()
@@ -1243,7 +1248,18 @@ class Engine:
         if (member := self._members.get(replica)) is not None:
             member.cards = cards
             member.models = frozenset(card.id for card in cards)
+            self._learn_together(member)
             self._ready.clear()
+
+    def _learn_together(self, member: Member) -> None:
+        """With those that serve the same base model, which a replica lists first, in the same role."""
+        if member.cards:
+            key = (member.cards[0].id, member.spec.role)
+            prefill = self._prefill_curves.get(key)
+            if prefill is None:
+                prefill = PrefillCurve(self._plans[0].prefill_tokens_per_s)
+                self._prefill_curves[key] = prefill
+            member.learned.share(prefill)
 
     def agent_reported(self, name: ReplicaId, report: AgentReport, _now: float) -> None:
         """A replica's KV agent, or a pool, is there and says what it holds."""
@@ -1319,6 +1335,7 @@ class Engine:
             self._sessions.working_set(member.id, epoch),
             Learned(self._plans[0].prefill_tokens_per_s),
         )
+        self._learn_together(member)
         self._count_followed()
         self._resize(member)
         self._health(member, Restarted(), now)

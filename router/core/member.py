@@ -186,6 +186,7 @@ class Member:
         """Take in what it reports of itself, so that deciding need not look into the report."""
         self.report = report
         self.report_at = now
+        self.learned.settle()
         self.unreported = 0
         self.kv_usage = report.kv_usage
         self.foreign = None

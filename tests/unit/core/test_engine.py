@@ -1354,3 +1354,57 @@ def test_held_turns_are_shown_while_they_wait() -> None:
     assert of.held_turns(3) == waiting[:3]
     of.leave(waiting[0], 50.0)
     assert waiting[0] not in of.held_turns(100)
+
+
+# --- learning together ------------------------------------------------------------------------------
+
+
+def believed_s(of: Engine, replica: ReplicaId) -> float:
+    """For a thousand tokens, as of its last report."""
+    of.report(replica, Report(start_time=1.0), 9.0)
+    lent = of.lend(replica)
+    assert lent is not None
+    return lent.learned.curve.seconds(1000, 1000)
+
+
+def slow_turns(of: Engine, replica: ReplicaId, model: str) -> None:
+    """Which take three seconds for a thousand tokens."""
+    for number in range(20):
+        ticket = of.admit(turn(f"{replica}{number}", model=model), 5.0 + number)
+        assert ticket.decision.replica == replica
+        ticket.first_byte(8.0 + number)
+        ticket.end(Outcome.COMPLETED, 8.0 + number, Usage(1000, 1, 0))
+
+
+def test_what_one_replica_taught_is_believed_of_those_that_serve_the_same() -> None:
+    of = Engine([Plan(name="p", strategy=Priced())], rng=Random(1))
+    of.set_replicas(specs("a", "b", "c"), 0.0)
+    cards = {A: "m", B: "m", C: "other"}
+    for name, model in cards.items():
+        of.models(name, (ModelCard(model, b"{}"), ModelCard(f"{model}-adapter", b"{}")), 0.0)
+    of.probe_passed(A, 0.0)
+    seed_s = believed_s(of, B)
+    slow_turns(of, A, "m")
+    assert believed_s(of, A) > 5 * seed_s
+    assert 5 * seed_s < believed_s(of, B) < believed_s(of, A)
+    assert believed_s(of, C) == seed_s
+    # One that is another process, or joins, is taken for one of them.
+    of.report(B, Report(start_time=500.0), 40.0)
+    assert believed_s(of, B) > 5 * seed_s
+    of.set_replicas(specs("a", "c"), 50.0)
+    of.set_replicas(specs("a", "b", "c"), 51.0)
+    of.models(B, (ModelCard("m", b"{}"),), 51.0)
+    assert believed_s(of, B) > 5 * seed_s
+
+
+def test_what_was_learned_of_a_model_goes_with_the_last_that_serves_it() -> None:
+    of = Engine([Plan(name="p", strategy=Priced())], rng=Random(1))
+    of.set_replicas(specs("a", "c"), 0.0)
+    of.models(A, (ModelCard("m", b"{}"),), 0.0)
+    of.probe_passed(A, 0.0)
+    seed_s = believed_s(of, A)
+    slow_turns(of, A, "m")
+    of.set_replicas(specs("c"), 50.0)
+    of.set_replicas(specs("a", "c"), 51.0)
+    of.models(A, (ModelCard("m", b"{}"),), 51.0)
+    assert believed_s(of, A) == seed_s
