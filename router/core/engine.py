@@ -18,7 +18,6 @@ from router.core.decide import (
     Choice,
     Decision,
     FleetView,
-    Flight,
     Kind,
     Pulls,
 )
@@ -54,7 +53,8 @@ from router.core.pairbook import PairBook, PairEnd
 from router.core.pairing import Pairing, behind, choose, prices_of
 from router.core.plan import PairRules, Plan, PullRules
 from router.core.prefix import PrefixIndex
-from router.core.pullbook import PullBook, Pulled, pull_came
+from router.core.pullbook import PullBook, Pulled
+from router.core.pulling import LEAST_FETCH_S, Pulling
 from router.core.queue import Chosen, Held, due_at
 from router.core.request import Turn
 from router.core.residency import Residency
@@ -81,9 +81,6 @@ _GONE: Final = frozenset({Outcome.DIED, Outcome.CONNECT_FAILED})
 
 # Share of a pull that makes it one which succeeded.
 _CAME: Final = 0.8
-
-# A fetch takes no less, whatever the times of what it was part of say.
-_LEAST_FETCH_S: Final = 0.001
 
 # How the prefill ends of a replica that could not fetch what it was sent: it speaks against the path.
 _DECLINED: Final = frozenset({Outcome.SERVER_ERROR, Outcome.TIMEOUT})
@@ -116,7 +113,8 @@ class Engine:
         holdings: Holdings | None = None,
         on_stored: Callable[[TenantId, str, Stored], None] | None = None,
     ) -> None:
-        self._pullbook = pullbook
+        self._pulling = Pulling(pullbook, holdings) if pullbook is not None else None
+        """`None` where nothing is pulled."""
         self._holdings = holdings
         self._on_stored = on_stored
         self._rng = rng
@@ -139,12 +137,6 @@ class Engine:
         self._prefill_ring = Ring(())
         self._followed = 0
         """Replicas whose KV events are followed."""
-        self._agents: tuple[Member, ...] = ()
-        """Those that have a KV agent, or else those with vLLM's P2P tier: the one kind does not pull from the
-        other. None where nothing is pulled."""
-        self._flying: dict[Ticket, None] = {}
-        """Turns that were sent with a pull and have no first token yet."""
-        self._targets: frozenset[ReplicaId] = frozenset()
         self._ready: dict[str, list[Member]] = {}
         self._rings: dict[int, Ring] = {}
         self._waiting = Waiting(self)
@@ -190,8 +182,8 @@ class Engine:
         self._served += new
         self._deposited += new
         self._sessions.idle_s = max(plan.session.idle_s for plan in plans)
-        if self._pullbook is not None:
-            self._pullbook.follow(plans[0].pull)
+        if self._pulling is not None:
+            self._pulling.follow(plans[0].pull)
         self._set_rings()
 
     # --- deciding -----------------------------------------------------------------------------------
@@ -234,10 +226,8 @@ class Engine:
             self._models.move_to_end(name)
         self._served[plan] += 1
         ticket = Ticket(self, turn, decision, member, model, depth)
-        if decision.pull is not None and not decision.pull.rides and self._pullbook is not None:
-            ticket.pull_sharing = self._pullbook.begin(decision.pull.source, decision.replica, now)
-            member.arriving_tokens += decision.pull.tokens
-            self._flying[ticket] = None
+        if decision.pull is not None and self._pulling is not None:
+            self._pulling.began(ticket, now)
         missing = ticket.missing
         member.take(ticket, decision.prompt_tokens, ticket.kv_tokens, missing, now)
         if missing and not turn.stream:
@@ -317,12 +307,7 @@ class Engine:
 
     def may_pull(self, decision: Decision, now: float) -> bool:
         """Whether the pull that it was made with may begin, or what it waits for is still on its way."""
-        pull = decision.pull
-        if pull is None or self._pullbook is None:
-            return False
-        if pull.rides:
-            return any(ticket.decision.replica == decision.replica for ticket in self._flying)
-        return self._pullbook.allows(pull.source, now)
+        return self._pulling is not None and self._pulling.may_begin(decision, now)
 
     def tell_waited(self, turn: Turn, waited_s: float, end: WaitEnd) -> None:
         """A turn waits no longer."""
@@ -713,6 +698,9 @@ class Engine:
                     member.arriving_tokens,
                 )
             )
+        pulls: Pulls | None = None
+        if self._pulling is not None:
+            pulls = self._pulling.view(turn, session, ends, ratio, depths, now)
         view = FleetView(
             now,
             tuple(candidates),
@@ -721,66 +709,9 @@ class Engine:
             self._rings[plan.vnodes],
             self._served[plan_index],
             parent,
-            self._pulls(turn, session, ends, ratio, depths, now) if self._agents else None,
+            pulls,
         )
         return view, depths
-
-    def _pulls(
-        self,
-        turn: Turn,
-        session: Session | None,
-        ends: Sequence[int],
-        ratio: float,
-        depths: Mapping[int, int],
-        now: float,
-    ) -> Pulls | None:
-        """Who holds how much of a prompt and has a KV agent that would serve it, draining or not."""
-        assert self._pullbook is not None
-        holdings = self._holdings
-        held = []
-        for member in self._agents:
-            depth = depths.get(member.reach, 0)
-            if not depth:
-                continue
-            tokens = int(ends[depth - 1] * ratio * member.delivery.trust)
-            if holdings is None or member.spec.kv_p2p is not None:
-                if member.health.state not in (State.HEALTHY, State.PROBATION):
-                    continue
-            elif not holdings.is_up(member.id):
-                continue
-            elif (told := holdings.tokens(member.id, turn.session)) is not None:
-                tokens = min(tokens, told)
-            elif session is not None and session.home == member.id:
-                # All but its latest blocks would be named by now.
-                continue
-            else:
-                # Other sessions' beginning, of which no more can be there than there is.
-                tokens = min(tokens, holdings.all_tokens(member.id))
-            held.append((member.id, tokens))
-        if holdings is not None and session is not None and session.tail in turn.chain.hashes:
-            # A pool is known by what it says alone, which is of the session as it was.
-            for pool in holdings.pools:
-                if told := holdings.tokens(pool, turn.session):
-                    held.append((pool, min(told, session.resident_tokens)))
-        # While nobody knows what a path carries, one turn finds out, and no other waits for it.
-        flights = self._flights(turn, ends, ratio, now) if self._flying and self._pullbook.has_learned else {}
-        return self._pullbook.view(held, self._targets, now, flights) if held or flights else None
-
-    def _flights(self, turn: Turn, ends: Sequence[int], ratio: float, now: float) -> dict[ReplicaId, Flight]:
-        """What of a prompt is on its way to whom, for turns that were sent there with a pull."""
-        flights: dict[ReplicaId, Flight] = {}
-        for ticket in self._flying:
-            decision, pull = ticket.decision, ticket.decision.pull
-            depth = shared_depth(turn.chain.hashes, ticket.turn.chain.hashes)
-            if not depth or pull is None or not ticket.of_this_life:
-                continue
-            tokens = min(int(ends[depth - 1] * ratio), decision.cached_tokens)
-            before = flights.get(decision.replica)
-            if before is None or before.cached_tokens < tokens:
-                # What is late may be late for as long again.
-                seconds = abs(decision.at + pull.seconds - now)
-                flights[decision.replica] = Flight(pull.source, tokens, seconds, pull.chance)
-        return flights
 
     def _goes_on(self, turn: Turn, session: Session) -> bool:
         """Whether the response that the turn refers to is the answer to the session's last turn."""
@@ -827,8 +758,8 @@ class Engine:
     def accepted(self, ticket: Ticket, now: float) -> None:
         """The ticket's replica has begun to answer it. For the ticket to call."""
         turn, member = ticket.turn, ticket.member
-        self._pull_over(ticket, None, now)
-        self._flying.pop(ticket, None)
+        if self._pulling is not None:
+            self._pulling.landed(ticket, now)
         hashes, ends = turn.chain.hashes, turn.chain.ends
         # A turn without a prompt leaves nothing behind that a session could have a home by.
         if not hashes or not turn.computes or not self._still_has(ticket):
@@ -863,8 +794,8 @@ class Engine:
         if ticket.of_this_life:
             member.in_flight -= 1
             member.kv_tokens -= ticket.kv_tokens
-        self._pull_over(ticket, None, now)
-        self._flying.pop(ticket, None)
+        if self._pulling is not None:
+            self._pulling.landed(ticket, now)
         began = ticket.first_byte_at
         if began is not None and outcome is Outcome.COMPLETED and turn.stream and self._still_has(ticket):
             member.learned.holding.observe(now - began)
@@ -903,16 +834,8 @@ class Engine:
 
     def pulled(self, ticket: Ticket, pulled: Pulled, now: float) -> None:
         """How the pull that a turn was sent with ended. Nothing happens where that is known already."""
-        self._pull_over(ticket, pulled, now)
-
-    def _pull_over(self, ticket: Ticket, pulled: Pulled | None, now: float) -> None:
-        pull = ticket.decision.pull
-        if not ticket.pull_sharing or pull is None or self._pullbook is None:
-            return
-        self._pullbook.end(pull.source, ticket.decision.replica, ticket.pull_sharing, pulled, now)
-        if ticket.of_this_life:
-            ticket.member.arriving_tokens -= pull.tokens
-        ticket.pull_sharing = 0
+        if self._pulling is not None:
+            self._pulling.ended(ticket, pulled, now)
 
     # --- prefill and decode -------------------------------------------------------------------------
 
@@ -1026,7 +949,7 @@ class Engine:
         curve = leg.member.learned.curve
         rest_s = chosen.wait_s + curve.seconds(max(1, prompt_tokens - cached_tokens), prompt_tokens)
         size = int(came * self.pairs.transfers.token_bytes)
-        return Pulled(came, size, max(_LEAST_FETCH_S, now - leg.began - rest_s), came >= _CAME * wanted)
+        return Pulled(came, size, max(LEAST_FETCH_S, now - leg.began - rest_s), came >= _CAME * wanted)
 
     def pair_rules(self, plan: int) -> PairRules:
         """How pairs work under a policy."""
@@ -1106,11 +1029,8 @@ class Engine:
                 now,
                 shared=bool(chosen.in_flight or chosen.foreign),
             )
-        if decision.pull is not None and self._holdings is not None and self._pullbook is not None:
-            # Nobody else tells how it went. A few blocks less may be the estimate's fault.
-            self._pullbook.result(decision.pull.source, pull_came(decision, cached_tokens), now)
-            if ticket.member.spec.kv_p2p is not None:
-                self._learn_path(ticket, decision.pull.source, prompt_tokens, cached_tokens)
+        if self._pulling is not None:
+            self._pulling.delivered(ticket, prompt_tokens, cached_tokens, now)
         if not ticket.depth:
             return
         ends = ticket.turn.chain.ends
@@ -1118,18 +1038,6 @@ class Engine:
         believed = prompt_tokens * ends[ticket.depth - 1] / ends[-1] if ends[-1] else 0.0
         if ticket.member.delivery.observe(believed, cached_tokens):
             self._resize(ticket.member)
-
-    def _learn_path(self, ticket: Ticket, source: ReplicaId, prompt_tokens: int, cached_tokens: int) -> None:
-        """What a path carries whose ends do not tell: the pull took what the first token took beyond
-        computing the rest. Where the turn waited as well, the two cannot be told apart."""
-        chosen = ticket.decision.chosen
-        came = cached_tokens - chosen.cached_tokens
-        if ticket.ttft_s is None or not ticket.turn.stream or came <= 0 or chosen.wait_s or chosen.slot_s:
-            return
-        assert self._pullbook is not None
-        rest_s = chosen.curve.seconds(max(1, prompt_tokens - cached_tokens), prompt_tokens)
-        seconds = max(_LEAST_FETCH_S, ticket.ttft_s - rest_s)
-        self._pullbook.measured(source, ticket.decision.replica, came, seconds)
 
     def _model(self, name: str) -> Model:
         """What is known of a model, or one of which nothing is; asking for it is not learning of it."""
@@ -1150,9 +1058,9 @@ class Engine:
             spec = wanted.get(replica)
             if spec is None or spec.url != member.spec.url:
                 self._close_shelves(member)
-                if self._pullbook is not None:
+                if self._pulling is not None:
                     # One whose URL changed keeps its name.
-                    self._pullbook.forget(replica)
+                    self._pulling.book.forget(replica)
                 self.pairs.forget(replica)
                 self._sessions.forget_replica(replica)
                 del self._members[replica]
@@ -1177,21 +1085,9 @@ class Engine:
         self._set_roles()
         self._ready.clear()
         self._count_followed()
-        if self._pullbook is not None:
-            agents = [member for member in self._ordered if member.spec.kv_agent is not None]
-            self._agents = tuple(agents or [one for one in self._ordered if one.spec.kv_p2p is not None])
-            pools = self._holdings.pools if self._holdings is not None else ()
-            self._pullbook.keep_only((*self._members, *pools))
-        self._set_targets()
+        if self._pulling is not None:
+            self._pulling.set_fleet(self._ordered)
         self._set_rings()
-
-    def _set_targets(self) -> None:
-        holdings = self._holdings
-        self._targets = frozenset(
-            member.id
-            for member in self._agents
-            if holdings is None or member.spec.kv_p2p is not None or holdings.is_up(member.id)
-        )
 
     def _set_roles(self) -> None:
         self._prefills = tuple(member for member in self._ordered if member.spec.role is Role.PREFILL)
@@ -1263,26 +1159,20 @@ class Engine:
 
     def agent_reported(self, name: ReplicaId, report: AgentReport, _now: float) -> None:
         """A replica's KV agent, or a pool, is there and says what it holds."""
-        if self._holdings is None or self._pullbook is None:
+        if self._holdings is None or self._pulling is None:
             return
-        self._holdings.report(name, report)
-        self._pullbook.told(name, report)
-        self._set_targets()
+        self._pulling.agent_reported(name, report)
         if (member := self._members.get(name)) is not None and member.agent_tokens != report.capacity_tokens:
             member.has_agent_for(report.capacity_tokens)
             self._resize(member)
 
     def agent_lost(self, name: ReplicaId, restarted: bool, _now: float) -> None:
         """It does not answer, or is another process now, which holds nothing."""
-        if self._holdings is None or self._pullbook is None:
+        if self._holdings is None or self._pulling is None:
             return
-        self._holdings.lost(name)
-        self._set_targets()
-        if not restarted:
-            # Its replica may reach it all the same; whether it does shows in what the replica delivers.
-            return
-        self._pullbook.forget(name)
-        if (member := self._members.get(name)) is not None and member.agent_tokens is not None:
+        self._pulling.agent_lost(name, restarted)
+        member = self._members.get(name)
+        if restarted and member is not None and member.agent_tokens is not None:
             member.has_agent_for(None)
             self._drop_reach(member)
             self._resize(member)
@@ -1325,8 +1215,8 @@ class Engine:
     def _restarted(self, member: Member, now: float) -> None:
         epoch = next(self._epochs)
         self._close_shelves(member)
-        if self._pullbook is not None:
-            self._pullbook.forget(member.id)
+        if self._pulling is not None:
+            self._pulling.book.forget(member.id)
         self.pairs.forget(member.id)
         self._sessions.forget_replica(member.id)
         member.begin_again(
@@ -1622,18 +1512,6 @@ class Engine:
         self._observer = None
         if self._on_detach is not None:
             self._on_detach(error)
-
-
-def shared_depth(one: Sequence[int], other: Sequence[int]) -> int:
-    """With how many equal segments two chains begin. Each hash stands for all before it, too."""
-    least, most = 0, min(len(one), len(other))
-    while least < most:
-        middle = (least + most + 1) // 2
-        if one[middle - 1] == other[middle - 1]:
-            least = middle
-        else:
-            most = middle - 1
-    return least
 
 
 def _resident(session: SessionKey, members: Iterable[Member]) -> dict[ReplicaId, int]:

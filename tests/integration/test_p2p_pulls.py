@@ -91,7 +91,7 @@ async def test_what_a_path_carries_is_learned_from_the_first_token() -> None:
     async with p2p_fleet() as (fleet, _):
         first = await fleet.chat(long("s"), headers={"x-session-id": "s"})
         home, other = first.replica, "r1" if first.replica == "r0" else "r0"
-        pullbook = fleet.router.engine._pullbook
+        pullbook = fleet.router.engine._pulling.book
         assert pullbook is not None
         assert not pullbook.has_learned
         await drain(fleet, home)
