@@ -16,7 +16,7 @@ from router.wiring import Router
 
 _TIMEOUT_S: Final = 10.0
 
-_TERMS: Final = ("wait", "fetch", "compute", "crowd", "displacement", "move", "risk", "price")
+_TERMS: Final = ("wait", "fetch", "compute", "crowd", "displacement", "move", "residue", "risk", "price")
 
 
 def ask_admin(

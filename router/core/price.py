@@ -3,7 +3,7 @@
 A pure function of a `Candidate` and of where else the prompt's KV lies. Times here are seconds; the bill is
 in milliseconds. Knows no strategy: who is eligible is decided elsewhere.
 
-`price = wait + fetch + compute + crowd + displacement + move + risk`, and each term says of which it is made:
+`price = wait + fetch + compute + crowd + displacement + move + residue + risk`:
 
 - `wait`: until the replica has prefilled what was sent there before, and until it has a place and KV blocks.
   The two pass side by side, so the longer counts. 0 where nothing is known of its load.
@@ -14,6 +14,9 @@ in milliseconds. Knows no strategy: who is eligible is decided elsewhere.
   for as long, and so does whoever waits for what they hold. And what other pulls on a pull's path lose by it.
 - `displacement`: what the replica must forget for it and is still wanted, at the time that computing takes.
 - `move`: for leaving home.
+- `residue`: what lies at home, and not where the turn goes, is worth nothing once the session has left, and
+  yet is what home forgets last: as much is forgotten there of what living sessions want. At the time that
+  computing it takes, and what that costs others there.
 - `risk`: a pull may fail; then its deadline has passed and all is computed. The chance of it times the loss.
 """
 
@@ -50,6 +53,7 @@ class Line(NamedTuple):
     crowd_ms: float
     displacement_ms: float
     move_ms: float
+    residue_ms: float
     risk_ms: float
     price_ms: float
 
@@ -72,7 +76,8 @@ class Pull(NamedTuple):
 
 
 def local_s(c: Candidate, prompt_tokens: int, prices: Prices, *, move: bool) -> float:
-    """The price of `local`. The same sum as `_line`, without its parts: it is asked for every candidate."""
+    """The price of `local`, without `residue`. The same sum as `_line`, without its parts: it is asked for
+    every candidate."""
     cached = c.cached_tokens
     # The last token is always computed.
     missing = prompt_tokens - cached if cached < prompt_tokens else 1
@@ -107,6 +112,20 @@ def displaced_tokens(c: Candidate, missing: int) -> float:
     if not c.reach_tokens:
         return 0.0
     return missing * min(1.0, c.working_set_tokens / c.reach_tokens)
+
+
+def residue_token_s(home: Candidate, prices: Prices) -> float:
+    """What a token costs that a session leaves behind at home. 0 where home has not told its capacity."""
+    if not home.reach_tokens:
+        return 0.0
+    share = min(1.0, home.working_set_tokens / home.reach_tokens)
+    return prices.displacement * share * home.curve.token_s * (1.0 + prices.crowd * _company(home))
+
+
+def residue_s(c: Candidate, home: Candidate, token_s: float) -> float:
+    """What a session leaves behind at home that goes to the candidate, at so much a token. What lies in both
+    places stays worth what it is."""
+    return token_s * max(0, home.cached_tokens - c.cached_tokens)
 
 
 def offer(c: Candidate, prompt_tokens: int, prices: Prices, pulls: Pulls) -> Pull | None:
@@ -172,7 +191,7 @@ def _better(source: Source, than: Source) -> bool:
 
 
 def pull_s(c: Candidate, prompt_tokens: int, prices: Prices, pull: Pull, *, move: bool) -> float:
-    """The price of having the turn there with a pull."""
+    """The price of having the turn there with a pull, without `residue`."""
     return _line(c, prompt_tokens, prices, pull, move=move).price_ms / _MS
 
 
@@ -185,13 +204,16 @@ def lines(
 ) -> tuple[Line, ...]:
     """The bill: each candidate's ways, with all terms, in the candidates' order."""
     bill: list[Line] = []
+    left = next((c for c in candidates if c.replica == home), None)
+    token_s = residue_token_s(left, prices) if left is not None else 0.0
     for c in candidates:
         move = home is not None and c.replica != home
-        bill.append(_line(c, prompt_tokens, prices, None, move=move))
+        residue = residue_s(c, left, token_s) if left is not None else 0.0
+        bill.append(_line(c, prompt_tokens, prices, None, move=move, residue=residue))
         if prices.pull and pulls is not None:
             pull = offer(c, prompt_tokens, prices, pulls)
             if pull is not None:
-                bill.append(_line(c, prompt_tokens, prices, pull, move=move))
+                bill.append(_line(c, prompt_tokens, prices, pull, move=move, residue=residue))
     return tuple(bill)
 
 
@@ -205,7 +227,15 @@ def expected_s(c: Candidate, prompt_tokens: int, pull: Pull | None = None) -> fl
 _PLAIN: Final = Prices(move_s=0.0, crowd=0.0, displacement=0.0)
 
 
-def _line(c: Candidate, prompt_tokens: int, prices: Prices, pull: Pull | None, *, move: bool) -> Line:
+def _line(
+    c: Candidate,
+    prompt_tokens: int,
+    prices: Prices,
+    pull: Pull | None,
+    *,
+    move: bool,
+    residue: float = 0.0,
+) -> Line:
     curve = c.curve
     local = max(1, prompt_tokens - c.cached_tokens)
     missing = local if pull is None else max(1, local - pull.tokens)
@@ -226,7 +256,7 @@ def _line(c: Candidate, prompt_tokens: int, prices: Prices, pull: Pull | None, *
     if pull is not None:
         failed = max(wait, pull.deadline_s) + curve.seconds(local, prompt_tokens, shared=company > 0.0)
         risk = (1.0 - pull.chance) * max(0.0, failed - begins - compute)
-    terms = (wait, begins - wait, compute, crowd, displacement, leaving, risk)
+    terms = (wait, begins - wait, compute, crowd, displacement, leaving, residue, risk)
     return Line(
         c.replica,
         "local" if pull is None else "pull",

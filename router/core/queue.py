@@ -111,7 +111,11 @@ class Held:
 def due_at(since: float, ageing: float, member: Member, missing: int, prompt_tokens: int) -> float:
     """When a turn that waits since then is due at a replica. Until then, those with less to do pass it."""
     learned = member.learned
-    work_s = learned.curve.work_s(missing, prompt_tokens)
+    curve = learned.curve
+    work_s = curve.work_s(missing, prompt_tokens)
+    if member.reach_tokens:
+        # What it takes the place of has to be computed again, as far as living sessions want it.
+        work_s += missing * curve.token_s * min(1.0, member.working_set.tokens / member.reach_tokens)
     if member.capacity_tokens:
         work_s += learned.holding.mean_s * prompt_tokens / member.capacity_tokens
     return since + work_s / ageing

@@ -50,7 +50,7 @@ def test_the_bill_names_the_choice_marks_its_line_and_shows_what_is_unknown():
 
 
 def test_the_priced_options_are_shown_term_by_term_with_the_one_that_was_taken_marked():
-    terms = ("wait", "fetch", "compute", "crowd", "displacement", "move", "risk", "price")
+    terms = ("wait", "fetch", "compute", "crowd", "displacement", "move", "residue", "risk", "price")
     option = {"replica": "a", "way": "local", "source": None, "pulled_tokens": 0}
     option |= {f"{term}_ms": float(at) for at, term in enumerate(terms)}
     pulled = {**option, "replica": "b", "way": "pull", "source": "a", "pulled_tokens": 4096}
@@ -58,7 +58,7 @@ def test_the_priced_options_are_shown_term_by_term_with_the_one_that_was_taken_m
     shown = render({**ANSWER, "options": [option, local, pulled], "pull": {"source": "a", "tokens": 4096}})
     header, *rows = shown.splitlines()[-4:]
     assert header.split() == ["replica", "way", *terms]
-    assert rows[0].split() == ["a", "local", *(f"{at}.0" for at in range(8))]
+    assert rows[0].split() == ["a", "local", *(f"{at}.0" for at in range(len(terms)))]
     assert rows[1].split()[:2] == ["b", "local"]
     assert rows[2].split()[:6] == ["→", "b", "pull", "4096", "from", "a"]
 

@@ -65,6 +65,7 @@ const TERMS = [
   ["crowd_ms", "Crowd", "what other turns there lose by it"],
   ["displacement_ms", "Displacement", "what must be forgotten for it and is still wanted"],
   ["move_ms", "Move", "for leaving home"],
+  ["residue_ms", "Residue", "what is left behind there, and keeps the place of what is wanted"],
   ["risk_ms", "Risk", "the chance that a pull fails, times what that would cost"],
 ];
 

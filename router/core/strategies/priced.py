@@ -10,7 +10,7 @@ from typing import ClassVar, Final
 
 from router.base.ids import ReplicaId
 from router.core.decide import Candidate, Choice, FleetView
-from router.core.price import Pull, local_s, offer, pull_s
+from router.core.price import Pull, local_s, offer, pull_s, residue_s, residue_token_s
 from router.core.request import Turn
 from router.core.strategies.common import (
     BUSY_RELATIVE,
@@ -82,11 +82,12 @@ class Priced:
         """Home at its price, or who costs less."""
         prompt, prices = view.prompt_tokens, self._prices
         best, least, best_pull = home, price, None
+        token_s = residue_token_s(home, prices)
         for c in view.candidates:
             # One that fails fast must not look idle.
             if c is home or c.over is not None or c.recent_failures >= LATELY:
                 continue
-            local = local_s(c, prompt, prices, move=True)
+            local = local_s(c, prompt, prices, move=True) + residue_s(c, home, token_s)
             if local < least:
                 best, least, best_pull = c, local, None
         if view.pulls is not None and prices.pull:
@@ -95,7 +96,7 @@ class Priced:
                     continue
                 pull = offer(c, prompt, prices, view.pulls)
                 if pull is not None:
-                    cost = pull_s(c, prompt, prices, pull, move=c is not home)
+                    cost = pull_s(c, prompt, prices, pull, move=c is not home) + residue_s(c, home, token_s)
                     if cost < least:
                         best, least, best_pull = c, cost, pull
         if best is home:

@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 from router.base.ids import ReplicaId
 from router.core.decide import Candidate, Flight, Pulls, Source
 from router.core.estimate.prefill import Curve
-from router.core.price import Pull, displaced_tokens, expected_s, lines, local_s, offer, pull_s
+from router.core.price import (
+    Pull,
+    displaced_tokens,
+    expected_s,
+    lines,
+    local_s,
+    offer,
+    pull_s,
+    residue_s,
+    residue_token_s,
+)
 from router.core.prices import Prices
 
 A, B, C = (ReplicaId(name) for name in "abc")
@@ -99,6 +109,60 @@ def test_each_term_of_a_local_turn() -> None:
     assert line.crowd_ms == pytest.approx(4 * 1000 * work)
     assert line.displacement_ms == pytest.approx(2000.0 * 100 / 110)
     assert (line.move_ms, line.risk_ms) == (50.0, 0.0)
+
+
+HOME = candidate(cached_tokens=60_000, in_flight=2, held=1, working_set_tokens=300_000, reach_tokens=400_000)
+
+
+def test_a_session_that_leaves_pays_for_what_it_leaves_behind() -> None:
+    bare, holder, home = lines(
+        (candidate(B), candidate(C, cached_tokens=45_000), HOME), 80_000, A, PRICES, None
+    )
+    # Three in four of what home forgets is wanted, and three turns there wait for its computing.
+    token_ms = 1000 * 1e-4 * 0.75 * 4
+    assert bare.residue_ms == pytest.approx(60_000 * token_ms)
+    assert holder.residue_ms == pytest.approx(15_000 * token_ms), "an older copy is wanted again"
+    assert home.residue_ms == 0.0
+
+
+def test_what_is_left_behind_costs_more_the_less_of_the_living_fits_and_is_bounded() -> None:
+    priced = [
+        residue_token_s(HOME.replace(working_set_tokens=living), PRICES)
+        for living in (0, 200_000, 400_000, 4_000_000)
+    ]
+    assert priced == pytest.approx([0.0, 2e-4, 4e-4, 4e-4])
+
+
+@pytest.mark.parametrize(
+    ("home", "prices"),
+    [
+        (HOME.replace(reach_tokens=None), PRICES),
+        (HOME.replace(working_set_tokens=0), PRICES),
+        (HOME, Prices(displacement=0.0)),
+    ],
+    ids=["capacity unknown", "nobody lives there", "not by this policy"],
+)
+def test_leaving_costs_no_more_than_that_where_nobody_else_loses(home: Candidate, prices: Prices) -> None:
+    assert residue_token_s(home, prices) == 0.0
+
+
+def test_a_pull_leaves_as_much_behind() -> None:
+    bill = lines((HOME, candidate(B)), 80_000, A, PRICES, pulls())
+    assert [line.way for line in bill] == ["local", "local", "pull"]
+    assert bill[1].residue_ms == bill[2].residue_ms > 0.0
+
+
+@given(candidates, candidates, st.integers(1, 300_000), st.floats(0, 5))
+def test_what_is_left_behind_is_in_the_bill_as_it_is_decided_by(
+    home: Candidate, other: Candidate, prompt: int, displacement: float
+) -> None:
+    prices = Prices(displacement=displacement)
+    home, other = home.replace(replica=A), other.replace(replica=B)
+    residue = residue_s(other, home, residue_token_s(home, prices))
+    bill = lines((home, other), prompt, A, prices, None)
+    assert bill[0].residue_ms == 0.0
+    assert bill[1].residue_ms == pytest.approx(1000 * residue)
+    assert bill[1].price_ms == pytest.approx(1000 * (local_s(other, prompt, prices, move=True) + residue))
 
 
 def test_reading_back_what_the_wait_for_prefills_outlasts_costs_nothing() -> None:

@@ -105,6 +105,17 @@ def test_the_share_of_kv_that_a_reply_will_hold_is_work_too() -> None:
     assert bench.order(a) == [2000, 700]
 
 
+def test_what_a_turn_takes_the_place_of_is_work_too() -> None:
+    bench, a = Bench(), member(capacity=600_000)
+    a.configure(a.spec)
+    bench.hold(a, 30_000)
+    a.working_set.tokens = 1_200_000
+    bench.hold(a, 30_000, now=20.0)
+    # 30,000 ÷ 8000 + 5 s ÷ 20 = 4 s, and 3.75 s more where all that is forgotten is wanted again.
+    first, second = bench.queue.standing(a)
+    assert (first.due, second.due) == pytest.approx((40.0, 97.5), rel=0.005)
+
+
 def test_a_priority_counts_as_waiting_and_is_no_licence() -> None:
     bench, a = Bench(), member()
     bench.hold(a, 8000, lead_s=9.0, now=50.0)

@@ -107,6 +107,25 @@ class TestALaterTurn:
         assert choose(fleet)[0] == "b"
         assert choose(fleet, params=PricedParams(prices=Prices(move_s=0.5)))[0] == "a"
 
+    def test_stays_where_what_it_would_leave_behind_keeps_the_place_of_what_is_wanted(
+        self, candidate, view, choose
+    ):
+        def fleet(living, elsewhere=0):
+            home = candidate(
+                "a", cached_tokens=800, wait_s=0.4, working_set_tokens=living, reach_tokens=10_000
+            )
+            return view(home, candidate("b", cached_tokens=elsewhere), home="a")
+
+        # Computing and leaving take 162 ms elsewhere, waiting and computing 413 at home; to compute what lies
+        # there would take 100, and nine in ten of it are wanted.
+        assert choose(fleet(9_000))[0] == "b"
+        assert choose(fleet(9_000), params=PricedParams(prices=Prices(displacement=4.0)))[0] == "a"
+        assert (
+            choose(fleet(9_000, elsewhere=700), params=PricedParams(prices=Prices(displacement=4.0)))[0]
+            == "b"
+        )
+        assert choose(fleet(100), params=PricedParams(prices=Prices(displacement=4.0)))[0] == "b"
+
     def test_counts_what_the_turns_elsewhere_lose_by_it(self, candidate, view, choose):
         fleet = view(candidate("a", cached_tokens=900, wait_s=0.3), candidate("b", in_flight=2), home="a")
         assert choose(fleet)[0] == "a"
