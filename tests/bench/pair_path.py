@@ -1,10 +1,10 @@
 """What a paired turn costs the router itself: `python tests/bench/pair_path.py`. Prints, asserts nothing.
 
-Two simulated prefill replicas and a decode replica in processes of their own; in this one, a whole router and
-a client that only writes and reads bytes. Sessions grow over three turns and change their prefill replica
-with each, so that every turn after the first renders, compares tokens and fetches back. Shown is this
-process's own processor time a turn, the client's included: what replicas take to render, compute and transfer
-is theirs.
+Two simulated prefill replicas and a decode replica in processes of their own; in this one, a whole router,
+and a client in a thread of its own. Sessions grow over three turns and change their prefill replica with
+each: the second turn renders, compares tokens and fetches back, the third finds some where the first one
+was. Shown is the processor time of the router's thread a turn: what replicas take to render, compute and
+transfer is theirs.
 
     python tests/bench/pair_path.py [--tokens 7000] [--sessions 20]
 """
@@ -12,14 +12,17 @@ is theirs.
 import argparse
 import asyncio
 import gc
+import http.client
 import json
 import statistics
 import sys
 import tempfile
+import threading
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from random import Random
-from time import process_time
+from time import clock_gettime, pthread_getcpuclockid
 
 import yaml
 
@@ -89,25 +92,8 @@ def load(folder: Path, urls: dict[str, str]) -> Settings:
     )
 
 
-async def ask(
-    streams: tuple[asyncio.StreamReader, asyncio.StreamWriter], session: str, body: bytes
-) -> tuple[bytes, bytes]:
-    """One request on a connection; head and body of the answer."""
-    reader, writer = streams
-    writer.write(
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
-        b"x-session-id: %b\r\ncontent-length: %d\r\n\r\n" % (session.encode(), len(body))
-    )
-    writer.write(body)
-    head = await reader.readuntil(b"\r\n\r\n")
-    length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
-    return head, await reader.readexactly(length)
-
-
 async def measure(tokens: int, sessions: int) -> dict[str, list[float]]:
     """Milliseconds of each turn, by the kind of its decision."""
-    taken: dict[str, list[float]] = {}
-    chance = Random(1)
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         urls = {name: await replica(stack, name) for name in (*PREFILLS, "d0")}
@@ -115,34 +101,77 @@ async def measure(tokens: int, sessions: int) -> dict[str, list[float]]:
         made = Router(settings.loaded, settings.secrets, rng=Random(1), environ={})
         stack.push_async_callback(made.close)
         await made.start()
-        streams = await asyncio.open_connection("127.0.0.1", made.dataplane.port, limit=1 << 24)
-        stack.callback(streams[1].close)
+        client = Client(made, asyncio.get_running_loop())
+        return await asyncio.to_thread(client.run, tokens, sessions)
+
+
+class Client:
+    """In another thread than the router, whose processor time it reads."""
+
+    def __init__(self, router: Router, loop: asyncio.AbstractEventLoop) -> None:
+        self._router = router
+        self._loop = loop
+        self._clock = pthread_getcpuclockid(threading.get_ident())
+        self._connection = http.client.HTTPConnection("127.0.0.1", router.dataplane.port, timeout=60)
+
+    def run(self, tokens: int, sessions: int) -> dict[str, list[float]]:
+        taken: dict[str, list[float]] = {}
+        chance = Random(1)
+        gc.collect()
+        gc.freeze()
         for number in range(sessions):
             words = "".join(chance.choice(("abc ", "def ", "ghi ", "jkl ")) for _ in range(tokens))
             messages = [{"role": "user", "content": f"{number} {words}"}]
             last = None
             for at in range(TURNS):
-                body = json.dumps({"model": "sim-model", "messages": messages, "max_tokens": 8}).encode()
                 if last is not None:
-                    made.engine.drain(ReplicaId(last), True)
-                gc.collect()
-                began = process_time()
-                head, answer = await ask(streams, f"s{number}", body)
-                spent = process_time() - began
+                    self._drain(last, True)
+                kind, prefill, reply, seconds = self._turn(f"s{number}", messages)
                 if last is not None:
-                    made.engine.drain(ReplicaId(last), False)
-                fields = dict(line.split(b": ", 1) for line in head.split(b"\r\n") if b": " in line)
-                last = fields[b"x-homing-prefill"].decode()
-                taken.setdefault(fields[b"x-homing-decision"].decode(), []).append(spent * 1000)
-                whole = json.loads(answer)
-                if "choices" not in whole:
-                    raise SystemExit(answer.decode())
-                reply = whole["choices"][0]["message"]["content"]
+                    self._drain(last, False)
+                last = prefill
+                taken.setdefault(kind, []).append(seconds * 1000)
                 messages += [
                     {"role": "assistant", "content": reply},
                     {"role": "user", "content": "more " * (tokens // 4) + str(at)},
                 ]
-    return taken
+        return taken
+
+    def _turn(self, session: str, messages: list[dict[str, str]]) -> tuple[str, str, str, float]:
+        """The decision's kind, who prefilled, what was said, and the router's time."""
+        body = json.dumps({"model": "sim-model", "messages": messages, "max_tokens": 8})
+        headers = {"Content-Type": "application/json", "X-Session-ID": session}
+        began = clock_gettime(self._clock)
+        self._connection.request("POST", "/v1/chat/completions", body=body, headers=headers)
+        answer = self._connection.getresponse()
+        whole = json.loads(answer.read())
+        self._settle()
+        seconds = clock_gettime(self._clock) - began
+        if answer.status != 200:
+            raise SystemExit(f"{answer.status}: {whole}")
+        return (
+            answer.headers["x-homing-decision"],
+            answer.headers["x-homing-prefill"],
+            whole["choices"][0]["message"]["content"],
+            seconds,
+        )
+
+    def _drain(self, name: str, on: bool) -> None:
+        self._on_loop(lambda: self._router.engine.drain(ReplicaId(name), on))
+
+    def _settle(self) -> None:
+        """Until the router has done what it does of a turn after its last byte."""
+        self._on_loop(lambda: None)
+
+    def _on_loop(self, act: Callable[[], object]) -> None:
+        done = threading.Event()
+
+        def run() -> None:
+            act()
+            done.set()
+
+        self._loop.call_soon_threadsafe(run)
+        done.wait(60)
 
 
 def main() -> None:

@@ -8,96 +8,19 @@ first one's agent, and goes on nearly as fast as if it had always been there. Pr
 how long the first token took, and where its KV came from.
 """
 
-import json
-import os
-import secrets
-import subprocess
+import random
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import random
-
-import httpx
-from support.real_engines import SECRET, TREE, Replica, fleet, free_port, text
+from support.real_engines import Replica, fleet, text
+from support.real_router import Router
 
 TURNS = 6
 DRAINED_AFTER = 4
-
-
-class Router:
-    """`homing serve` in front of the replicas."""
-
-    def __init__(self, folder: Path, replicas: dict[str, Replica]) -> None:
-        self.token = secrets.token_hex(16)
-        self.port, self.admin_port = free_port(), free_port()
-        config = folder / "router.yaml"
-        config.write_text(
-            json.dumps(
-                {
-                    "version": 1,
-                    "listen": f"127.0.0.1:{self.port}",
-                    "admin": {"listen": f"127.0.0.1:{self.admin_port}"},
-                    "policies": ["home"],
-                    "replicas": [
-                        {"name": name, "url": one.url, "kv_agent": f"127.0.0.1:{one.agent.port}"}
-                        for name, one in replicas.items()
-                        if one.agent is not None
-                    ],
-                }
-            )
-        )
-        self.log = folder / "router.log"
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "router.cli", "serve", "-c", str(config)],
-                stdout=log,
-                stderr=log,
-                env={
-                    **os.environ,
-                    "PYTHONPATH": str(TREE),
-                    "HOMING_ADMIN_TOKEN": self.token,
-                    "HOMING_SECRET": SECRET,
-                },
-            )
-        self.client = httpx.Client(timeout=60)
-        self._await_ready()
-
-    def _await_ready(self) -> None:
-        until = time.monotonic() + 20
-        while time.monotonic() < until:
-            try:
-                if self.admin("GET", "/readyz").status_code == 200:
-                    return
-            except httpx.HTTPError:
-                pass
-            time.sleep(0.1)
-        raise RuntimeError(self.log.read_text())
-
-    def admin(self, method: str, path: str) -> httpx.Response:
-        headers = {"Authorization": f"Bearer {self.token}"}
-        return self.client.request(method, f"http://127.0.0.1:{self.admin_port}{path}", headers=headers)
-
-    def turn(self, messages: list[dict[str, Any]]) -> tuple[httpx.Response, float]:
-        """One turn of the session, of one token: its time is the time to first token."""
-        body = {"model": "tiny", "messages": messages, "max_tokens": 1, "temperature": 0}
-        began = time.perf_counter()
-        answer = self.client.post(
-            f"http://127.0.0.1:{self.port}/v1/chat/completions",
-            json=body,
-            headers={"X-Session-ID": "demo"},
-        )
-        answer.raise_for_status()
-        return answer, time.perf_counter() - began
-
-    def stop(self) -> None:
-        self.client.close()
-        self.process.terminate()
-        self.process.wait(30)
 
 
 def main() -> None:
@@ -107,7 +30,14 @@ def main() -> None:
         folder = Path(outer) / "demo"
         folder.mkdir()
         with fleet(folder, "ab", connector={"deadline_share": 0.5}) as replicas:
-            router = Router(folder, replicas)
+            router = Router(
+                folder,
+                [
+                    {"name": name, "url": one.url, "kv_agent": f"127.0.0.1:{one.agent.port}"}
+                    for name, one in replicas.items()
+                    if one.agent is not None
+                ],
+            )
             try:
                 show(router, replicas, chance)
             finally:
@@ -122,7 +52,9 @@ def show(router: Router, replicas: dict[str, Replica], chance: random.Random) ->
     print("turn  replica decision   first token  prompt  cached  pulled")
     for number in range(1, TURNS + 1):
         before = {name: one.metrics().loaded_tokens() for name, one in replicas.items()}
-        answer, seconds = router.turn(messages)
+        began = time.perf_counter()
+        answer = router.chat(messages, "demo", tokens=1)
+        seconds = time.perf_counter() - began
         name = answer.headers["x-homing-replica"]
         usage = answer.json()["usage"]
         pulled = replicas[name].metrics().loaded_tokens() - before[name]
@@ -136,7 +68,7 @@ def show(router: Router, replicas: dict[str, Replica], chance: random.Random) ->
             {"role": "user", "content": text(chance, 200)},
         ]
         if number == DRAINED_AFTER:
-            router.admin("POST", f"/api/replicas/{name}/drain").raise_for_status()
+            router.drain(name, True)
             print(f"      {name} is drained: the session must go elsewhere")
 
 

@@ -3,8 +3,9 @@
     make engine-bench
 
 Prints time to first token of a prompt that is computed, lies here, or is pulled from another replica or from
-a gateway; what int8 loses of real KV; and an engine with the connector beside one without, on prompts that
-nobody holds. Medians; ratios with a 95 % interval by bootstrap over pairs.
+a gateway; what int8 loses of real KV; an engine with the connector beside one without, on prompts that nobody
+holds; and a chat's later turns before prefill and decode replicas, with what decode holds fetched back and
+without. Medians; ratios with a 95 % interval by bootstrap over pairs.
 """
 
 import argparse
@@ -15,8 +16,10 @@ import random
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -31,6 +34,8 @@ from support.real_engines import (
     make_model,
     text,
 )
+from support.real_pairs import DECODE, PREFILLS, pairs
+from support.real_router import Router
 
 from router.kv.arena import Arena, arena_path
 from router.kv.codec import Int8
@@ -236,15 +241,76 @@ def burst(replica: Replica, chance: random.Random) -> float:
         return max(answer.seconds for answer in pool.map(lambda one: replica.ask(one, tokens=64), prompts))
 
 
+def pair_turns(folder: Path, rounds: int, apart: bool) -> None:
+    """Chats of three turns, each turn prefilled by another replica than the one before."""
+    if apart:
+        print("pairs: the engines' schedulers and workers are together here")
+    chance = random.Random(5)
+    times: dict[tuple[bool, int], list[float]] = {}
+    with pairs(folder, single=False) as (replicas, router):
+        for number in range(rounds + 1):
+            for back in (True, False) if number % 2 else (False, True):
+                seconds = chat(replicas, router, chance, f"chat-{number}", back=back)
+                # The first chats meet replicas whose speed the router does not know yet.
+                for turn, taken in enumerate(seconds, 1) if number else ():
+                    times.setdefault((back, turn), []).append(taken)
+                for name in (*PREFILLS, DECODE):
+                    replicas[name].await_idle(60)
+    print(f"pairs: chats of {LENGTH} tokens and 200 more in each turn, {rounds} rounds, two in turn")
+    for turn in (2, 3):
+        with_it, without = times[True, turn], times[False, turn]
+        print(f"  {f'turn {turn}, computed again':<42} {median_ms(without)}")
+        print(f"  {f'turn {turn}, fetched back from decode':<42} {median_ms(with_it)}")
+        show_ratio(f"  turn {turn}, fetched back / computed", with_it, without)
+
+
+def chat(
+    replicas: dict[str, Replica], router: Router, chance: random.Random, session: str, *, back: bool
+) -> list[float]:
+    """The times to first token of a chat's turns, whose prefill replicas have forgotten what they had of it.
+    `back`: the turns are one session, so that what decode holds of one the next one fetches back. Else each
+    is a session of its own, of which nobody holds anything."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": text(chance, LENGTH)}]
+    taken, last = [], None
+    for turn in range(1, 4):
+        for name in PREFILLS:
+            replicas[name].forget_cache()
+        if last is not None:
+            router.drain(last, True)
+        began = time.perf_counter()
+        answer = router.chat(messages, session if back else f"{session}-{turn}", tokens=1)
+        taken.append(time.perf_counter() - began)
+        if last is not None:
+            router.drain(last, False)
+        kind = answer.headers["x-homing-decision"]
+        if kind != ("pair-pull" if back and turn > 1 else "pair"):
+            raise SystemExit(f"turn {turn} was a {kind}")
+        last = answer.headers["x-homing-prefill"]
+        messages += [
+            {"role": "assistant", "content": answer.json()["choices"][0]["message"]["content"] or ""},
+            {"role": "user", "content": text(chance, 200)},
+        ]
+        if not back:
+            router.end_sessions()
+    router.end_sessions()
+    return taken
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
-        "what", choices=["pulls", "gateway", "int8", "cost"], nargs="?", help="all, if none is named"
+        "what", choices=["pulls", "gateway", "int8", "cost", "pairs"], nargs="?", help="all, if none is named"
     )
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--apart", action="store_true", help="scheduler and worker in processes of their own")
     arguments = parser.parse_args()
-    for name, measure in (("pulls", pulls), ("gateway", gateway), ("int8", int8), ("cost", cost)):
+    for name, measure in (
+        ("pulls", pulls),
+        ("gateway", gateway),
+        ("int8", int8),
+        ("cost", cost),
+        ("pairs", pair_turns),
+    ):
         if arguments.what in (None, name):
             with tempfile.TemporaryDirectory(prefix="homing-") as folder:
                 inside = Path(folder) / name

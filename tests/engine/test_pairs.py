@@ -1,16 +1,17 @@
 """Prefill and decode on real engines: right answers whatever becomes of the history, and nothing is left."""
 
+import http.client
 import json
 import random
-import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from support.real_engines import BLOCK, Replica, text
-from support.real_pairs import DECODE, PREFILLS, SINGLE, Router, pairs
+from support.real_pairs import DECODE, PREFILLS, SINGLE, pairs
+from support.real_router import Router
 
 Fleet = tuple[dict[str, Replica], Router]
 Messages = list[dict[str, Any]]
@@ -53,6 +54,10 @@ def same_as_alone(fleet: Fleet, messages: Messages, answer: dict[str, Any], **mo
     assert figures == pytest.approx(theirs, abs=2e-3)
 
 
+def running(replica: Replica) -> float:
+    return replica.metrics().sum("vllm:num_requests_running")
+
+
 def computed(replica: Replica) -> float:
     return replica.metrics().sum("vllm:prompt_tokens_by_source_total", source="local_compute")
 
@@ -62,7 +67,7 @@ def turn(fleet: Fleet, messages: Messages, session: str, **more: Any) -> tuple[s
     computed, and those that it fetched."""
     replicas, router = fleet
     before = {name: (computed(replicas[name]), replicas[name].metrics().loaded_tokens()) for name in PREFILLS}
-    answer = router.chat(messages, session, **more)
+    answer = router.chat(messages, session, logprobs=True, top_logprobs=3, **more)
     name = answer.headers["x-homing-prefill"]
     assert answer.headers["x-homing-replica"] == DECODE
     same_as_alone(fleet, messages, answer.json(), **more)
@@ -138,8 +143,7 @@ def test_streams_work_one_way(fleet: Fleet) -> None:
     replicas, router = fleet
     messages = begun(random.Random(9), 1500)
     body = {"model": "tiny", "messages": messages, "max_tokens": 8, "temperature": 0, "stream": True}
-    url = f"http://127.0.0.1:{router.port}/v1/chat/completions"
-    answer = router.client.post(url, json=body, headers={"X-Session-ID": "streamed"})
+    answer = router.client.post(router.chat_url, json=body, headers={"X-Session-ID": "streamed"})
     assert answer.headers["x-homing-decision"] == "pair"
     assert "remote_" not in answer.text
     events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
@@ -149,21 +153,23 @@ def test_streams_work_one_way(fleet: Fleet) -> None:
     assert reply == (alone["choices"][0]["message"]["content"] or "")
 
 
-def test_a_client_that_leaves_leaves_nothing(fleet: Fleet) -> None:
-    _, router = fleet
-    messages = begun(random.Random(11), 9000)
-    url = f"http://127.0.0.1:{router.port}/v1/chat/completions"
-    body = {"model": "tiny", "messages": messages, "max_tokens": 200}
-
-    def ask(patience_s: float) -> None:
-        with httpx.Client(timeout=patience_s) as client, pytest.raises(httpx.TimeoutException):
-            client.post(url, json=body, headers={"X-Session-ID": f"leaves-{patience_s}"})
-
-    threads = [threading.Thread(target=ask, args=(patience,)) for patience in (0.1, 0.4, 0.8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+@pytest.mark.parametrize("stage", ["at once", "prefill", "decode"])
+def test_a_client_that_leaves_leaves_nothing(fleet: Fleet, stage: str) -> None:
+    replicas, router = fleet
+    messages = begun(random.Random(stage), 9000)
+    body = {"model": "tiny", "messages": messages, "max_tokens": 2000, "ignore_eos": True}
+    busy = {"at once": (), "prefill": PREFILLS, "decode": (DECODE,)}[stage]
+    client = http.client.HTTPConnection("127.0.0.1", router.port, timeout=120)
+    headers = {"Content-Type": "application/json", "X-Session-ID": f"leaves-{stage}"}
+    client.request("POST", "/v1/chat/completions", body=json.dumps(body), headers=headers)
+    until = time.monotonic() + 100
+    while busy and not any(running(replicas[name]) for name in busy):
+        assert time.monotonic() < until, "the turn does not get there"
+        time.sleep(0.02)
+    client.close()
+    while any(running(replicas[name]) for name in (*PREFILLS, DECODE)):
+        assert time.monotonic() < until, "it goes on"
+        time.sleep(0.05)
 
 
 def test_everything_is_given_back(fleet: Fleet) -> None:

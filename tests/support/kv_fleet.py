@@ -1,7 +1,6 @@
-"""KV agents on loopback, engines that are nothing but their connector's clients, and a proxy with faults."""
+"""KV agents on loopback, engines that are nothing but their connector's clients, and proxies between them."""
 
 import asyncio
-import contextlib
 import shutil
 import tempfile
 import time
@@ -14,6 +13,7 @@ from router.kv.gateway import Gateway
 from router.kv.keys import ROOT
 from router.kv.local import NewBlock, SchedulerClient, WorkerClient
 from support.kv import NAMESPACE, SECRET, content
+from support.kv_proxy import Proxy
 
 
 async def until(condition, *, within=45.0, what=""):
@@ -132,93 +132,6 @@ class Engine:
         self.scheduler.close()
         for worker in self.workers:
             worker.close()
-
-
-class Proxy:
-    """Sits before a port and does to its bytes what a test asks for."""
-
-    def __init__(self, port):
-        self.target = port
-        self.hold_after = None
-        """Bytes from the target until nothing passes any more, and nobody is told."""
-        self.drip_after = None
-        """Bytes from the target until they pass one by one: progress, but none to speak of."""
-        self.flip_after = None
-        """Bytes from the target until one of them is flipped."""
-        self.cut_after = None
-        """Bytes from the target until both ends are closed."""
-        self.passing = asyncio.Event()
-        """Cleared: nothing passes any more, and nobody is told."""
-        self.passing.set()
-        self._writers = set()
-        self._tasks = set()
-
-    async def start(self):
-        self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.port = self.server.sockets[0].getsockname()[1]
-        return self
-
-    async def _serve(self, reader, writer):
-        there, back = await asyncio.open_connection("127.0.0.1", self.target)
-        self._writers |= {writer, back}
-        task = asyncio.current_task()
-        self._tasks.add(task)
-        with contextlib.suppress(OSError, asyncio.CancelledError):
-            await asyncio.gather(self._pump(reader, back, False), self._pump(there, writer, True))
-        writer.close()
-        back.close()
-        self._tasks.discard(task)
-
-    async def _pump(self, reader, writer, faulty):
-        while data := await reader.read(65536):
-            await self.passing.wait()
-            if faulty:
-                if self.hold_after is not None:
-                    if self.hold_after < len(data):
-                        writer.write(data[: self.hold_after])
-                        data = data[self.hold_after :]
-                        self.hold_after = None
-                        self.passing.clear()
-                        await self.passing.wait()
-                    else:
-                        self.hold_after -= len(data)
-                if self.drip_after is not None:
-                    if self.drip_after < len(data):
-                        writer.write(data[: self.drip_after])
-                        for at in range(self.drip_after, len(data)):
-                            writer.write(data[at : at + 1])
-                            await asyncio.sleep(0.02)
-                        self.drip_after = 0
-                        continue
-                    self.drip_after -= len(data)
-                if self.flip_after is not None:
-                    if self.flip_after < len(data):
-                        data = bytearray(data)
-                        data[self.flip_after] ^= 0x10
-                        self.flip_after = None
-                    else:
-                        self.flip_after -= len(data)
-                if self.cut_after is not None:
-                    if self.cut_after < len(data):
-                        self.cut()
-                        return
-                    self.cut_after -= len(data)
-            writer.write(data)
-            await writer.drain()
-        writer.close()
-
-    def cut(self):
-        """Close everything."""
-        for writer in self._writers:
-            writer.transport.abort()
-        self._writers.clear()
-
-    async def close(self):
-        self.server.close()
-        self.cut()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.sleep(0)
 
 
 class Fleet:

@@ -4,6 +4,7 @@ Only for `make engine-test`: HOMING_ENGINE names the Python that has vLLM.
 """
 
 import ctypes
+import http.client
 import json
 import os
 import random
@@ -25,6 +26,7 @@ from typing import Any, ClassVar, Final
 import httpx
 
 from router.kv.hint import sign
+from support.kv_proxy import ProxyThread
 
 TREE: Final = Path(__file__).parents[2]
 SECRET: Final = "a secret of the fleet for tests, long enough"
@@ -66,6 +68,7 @@ class KvProcess:
     port: int = field(default_factory=free_port)
     secret: str = SECRET
     process: subprocess.Popen[bytes] | None = None
+    metrics_port: int = field(default_factory=free_port)
 
     COMMAND: ClassVar[str]
 
@@ -93,7 +96,7 @@ class KvProcess:
         return {
             "version": 1,
             "listen": f"127.0.0.1:{self.port}",
-            "metrics": None,
+            "metrics": f"127.0.0.1:{self.metrics_port}",
             "secret_file": str(self._secret_file()),
         }
 
@@ -106,6 +109,14 @@ class KvProcess:
     def _answers(self) -> bool:
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def metrics(self) -> "Metrics":
+        """Its figures as they are now."""
+        return Metrics(httpx.get(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=60).text)
+
+    def figure(self, name: str) -> float:
+        """One of them."""
+        return self.metrics().sum(f"homing_kv_{name}")
 
     def kill(self) -> None:
         """As if its machine had lost power."""
@@ -143,6 +154,8 @@ class AgentProcess(KvProcess):
     mode: str = "both"
     codec: str = "raw"
     """Of what is pushed."""
+    proxy: ProxyThread | None = None
+    """Through which its peers reach it; `None`: they dial it as it is."""
 
     COMMAND = "kv-agent"
 
@@ -175,22 +188,14 @@ class AgentProcess(KvProcess):
 class GatewayProcess(KvProcess):
     """A KV gateway, in memory."""
 
-    metrics_port: int = field(default_factory=free_port)
-
     COMMAND = "kv-gateway"
 
     def _config(self) -> dict[str, Any]:
-        return {
-            **super()._config(),
-            "kv_gateway": self.name,
-            "memory": "1GiB",
-            "metrics": f"127.0.0.1:{self.metrics_port}",
-        }
+        return {**super()._config(), "kv_gateway": self.name, "memory": "1GiB"}
 
     def blocks(self) -> int:
         """How many it holds."""
-        text = httpx.get(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=60).text
-        return int(Metrics(text).sum("homing_kv_blocks"))
+        return int(self.figure("blocks"))
 
     def await_blocks(self, count: int, within_s: float = 60.0) -> None:
         """Until it holds so many: pushes come after the answer."""
@@ -233,11 +238,28 @@ class Replica:
         self.name = name
         self.log = log
         self.agent = agent
+        self.port = port
         self.url = f"http://127.0.0.1:{port}"
         self.client = httpx.Client(base_url=self.url, timeout=60)
         self.asked = 0
 
-    def ask(
+    def ask(self, prompt: str | Sequence[Mapping[str, Any]], *, timeout_s: float = 60, **more: Any) -> Answer:
+        """Greedy; `more` as `request` takes it. After `timeout_s` the client leaves."""
+        path, sent, headers = self.request(prompt, **more)
+        began = time.perf_counter()
+        answer = self.client.post(path, json=sent, headers=headers, timeout=timeout_s)
+        return Answer(answer.status_code, answer.json(), time.perf_counter() - began)
+
+    def begin(self, prompt: str | Sequence[Mapping[str, Any]], **more: Any) -> http.client.HTTPConnection:
+        """The same, not waited for. To close the connection is to leave."""
+        path, sent, headers = self.request(prompt, **more)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection.request(
+            "POST", path, body=json.dumps(sent), headers={"Content-Type": "application/json", **headers}
+        )
+        return connection
+
+    def request(
         self,
         prompt: str | Sequence[Mapping[str, Any]],
         *,
@@ -246,11 +268,11 @@ class Replica:
         tokens: int = 1,
         hint: Mapping[str, Any] | None = None,
         secret: str = SECRET,
-        timeout_s: float = 60,
+        limits: Mapping[str, Any] | None = None,
         **body: Any,
-    ) -> Answer:
-        """Greedy. With `sources`, the request carries a hint for them, signed as the router signs it; `hint`
-        is put into it after it was signed. After `timeout_s` the client leaves."""
+    ) -> tuple[str, dict[str, Any], dict[str, str]]:
+        """Path, body and headers. With `sources`, the request carries a hint for them, signed as the router
+        signs it, with `limits` in it; `hint` is put into it after it was signed."""
         self.asked += 1
         request = f"test-{self.name}-{os.getpid()}-{self.asked}-{time.monotonic_ns()}"
         chat = not isinstance(prompt, str)
@@ -265,13 +287,16 @@ class Replica:
         if tenant:
             sent["cache_salt"] = tenant
         if sources is not None:
-            made = make_hint(sources, tenant)
+            made = make_hint(sources, tenant, **(limits or {}))
             signed = sign(made, secret=secret.encode(), replica=self.name, request=request)
             sent["kv_transfer_params"] = {"homing": {**signed, **(hint or {})}}
         path = "/v1/chat/completions" if chat else "/v1/completions"
-        began = time.perf_counter()
-        answer = self.client.post(path, json=sent, headers={"X-Request-Id": request}, timeout=timeout_s)
-        return Answer(answer.status_code, answer.json(), time.perf_counter() - began)
+        return path, sent, {"X-Request-Id": request}
+
+    def count_tokens(self, messages: Sequence[Mapping[str, Any]], **body: Any) -> int:
+        """Of how many tokens a chat's prompt is."""
+        answer = self.client.post("/tokenize", json={"model": "tiny", "messages": messages, **body})
+        return int(answer.raise_for_status().json()["count"])
 
     def metrics(self) -> "Metrics":
         return Metrics(self.client.get("/metrics").text)
@@ -285,6 +310,14 @@ class Replica:
     def forget_cache(self) -> None:
         """Empty the engine's own cache; the agent keeps what it has."""
         self.client.post("/reset_prefix_cache").raise_for_status()
+
+    def await_busy(self, seconds: float = 20.0) -> None:
+        """Until some of its blocks are taken: it tells so a step later."""
+        until = time.monotonic() + seconds
+        while not self.metrics().sum("vllm:kv_cache_usage_perc"):
+            if time.monotonic() > until:
+                raise AssertionError(f"{self.name}: no block is taken")
+            time.sleep(0.02)
 
     def await_idle(self, seconds: float = 20.0) -> "Metrics":
         """Until nothing runs or waits and no block is taken."""
@@ -459,10 +492,17 @@ def engines(plans: Sequence[Plan], folder: Path, model: Path) -> Iterator[dict[s
 
 @contextmanager
 def fleet(
-    folder: Path, names: str, *, pool: GatewayProcess | None = None, codec: str = "raw", **plan: Any
+    folder: Path,
+    names: str,
+    *,
+    pool: GatewayProcess | None = None,
+    codec: str = "raw",
+    proxied: bool = False,
+    **plan: Any,
 ) -> Iterator[dict[str, Replica]]:
     """Replicas of these names, a KV agent beside each that knows all others, or the pool alone where there is
-    one; `codec` is that of pushes, `plan` is for all replicas."""
+    one. `codec` is that of pushes; `proxied`: agents reach each other through proxies with faults; `plan` is
+    for all replicas."""
     model = make_model(folder.parent / "model")
     arenas = Path(tempfile.mkdtemp(prefix="homing-test-", dir="/dev/shm"))
     agents = {name: AgentProcess(name, folder, arena_folder=arenas, codec=codec) for name in names}
@@ -470,9 +510,12 @@ def fleet(
     connector = {"deadline_share": 600, "answer_s": 20, **plan.pop("connector", {})}
     plans = [Plan(name=name, agent=agent, connector=connector, **plan) for name, agent in agents.items()]
     try:
+        for agent in agents.values() if proxied else ():
+            agent.proxy = ProxyThread(agent.port)
         for agent in agents.values():
             if pool is None:
-                agent.peers = {peer.name: peer.port for peer in agents.values() if peer is not agent}
+                others = [peer for peer in agents.values() if peer is not agent]
+                agent.peers = {peer.name: (peer.proxy or peer).port for peer in others}
             else:
                 agent.pools = {pool.name: pool.port}
             agent.start()
@@ -481,6 +524,8 @@ def fleet(
     finally:
         for agent in agents.values():
             agent.stop()
+            if agent.proxy is not None:
+                agent.proxy.close()
         shutil.rmtree(arenas)
 
 

@@ -1,0 +1,106 @@
+"""`homing serve` before real engines, in a process of its own, with what tests and figures ask of it."""
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from support.real_engines import READY_S, SECRET, TREE, Metrics, die_with_parent, free_port
+
+
+class Router:
+    """Serves once it is made."""
+
+    def __init__(
+        self,
+        folder: Path,
+        replicas: Sequence[Mapping[str, Any]],
+        *,
+        policy: Mapping[str, Any] | None = None,
+        **config: Any,
+    ) -> None:
+        """`replicas`, `config`: as in a config file. `policy`: as in a policy file; without one, `home`."""
+        self.token = secrets.token_hex(16)
+        self.port, self.admin_port = free_port(), free_port()
+        if policy is not None:
+            (folder / "policy.yaml").write_text(json.dumps({"version": 1, "policy": "tried", **policy}))
+        path = folder / "router.yaml"
+        path.write_text(
+            json.dumps(
+                {
+                    "version": 1,
+                    "listen": f"127.0.0.1:{self.port}",
+                    "admin": {"listen": f"127.0.0.1:{self.admin_port}"},
+                    "policies": ["home" if policy is None else "policy.yaml"],
+                    "replicas": list(replicas),
+                    **config,
+                }
+            )
+        )
+        self.log = folder / "router.log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "router.cli", "serve", "-c", str(path)],
+                stdout=log,
+                stderr=log,
+                env={
+                    **os.environ,
+                    "PYTHONPATH": str(TREE),
+                    "HOMING_ADMIN_TOKEN": self.token,
+                    "HOMING_SECRET": SECRET,
+                },
+                preexec_fn=die_with_parent,
+            )
+        self.client = httpx.Client(timeout=120)
+        until = time.monotonic() + READY_S
+        while not self._is_ready():
+            if self.process.poll() is not None or time.monotonic() > until:
+                raise RuntimeError(self.log.read_text())
+            time.sleep(0.1)
+
+    def _is_ready(self) -> bool:
+        try:
+            return self.admin("GET", "/readyz").status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    @property
+    def chat_url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1/chat/completions"
+
+    def admin(self, method: str, path: str, **more: Any) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {self.token}"}
+        url = f"http://127.0.0.1:{self.admin_port}{path}"
+        return self.client.request(method, url, headers=headers, **more)
+
+    def drain(self, name: str, on: bool) -> None:
+        self.admin("POST", f"/api/replicas/{name}/drain", json={"on": on}).raise_for_status()
+
+    def end_sessions(self) -> None:
+        for session in self.admin("GET", "/api/sessions").json()["sessions"]:
+            self.admin("DELETE", f"/api/sessions/{session['key']}")
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's lines that have all of these labels."""
+        return Metrics(self.admin("GET", "/metrics").text).sum(name, **labels)
+
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], session: str, *, tokens: int = 8, **more: Any
+    ) -> httpx.Response:
+        """One greedy turn. Of one token, its time is the time to first token."""
+        body = {"model": "tiny", "messages": messages, "max_tokens": tokens, "temperature": 0, **more}
+        answer = self.client.post(self.chat_url, json=body, headers={"X-Session-ID": session})
+        answer.raise_for_status()
+        return answer
+
+    def stop(self) -> None:
+        self.client.close()
+        self.process.terminate()
+        self.process.wait(30)
