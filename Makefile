@@ -15,7 +15,7 @@ COMPILED_TESTS := $(addprefix tests/,unit/core unit/dataplane unit/telemetry con
   $(addprefix integration/test_,relay.py trouble.py stream_errors.py isolation.py router.py queue.py strictness.py tls.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-compiled lint types check smoke bench bench-memory race soak engine-bench engine-demo engine-env engine-test calibrate format wheel clean
+.PHONY: help demo test test-compiled lint types check smoke bench bench-memory race soak engine-bench engine-check engine-demo engine-env engine-test calibrate format wheel clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -94,6 +94,11 @@ $(ENGINE_VENV)/.installed: tools/engine/requirements.txt
 engine-test: $(STAMP) $(ENGINE_VENV)/.installed ## the connector inside real vLLM engines, on the processor
 	PYTHONPATH=. $(ENGINE_VENV)/bin/python -m pytest -c tests/engine/inside/pytest.ini tests/engine/inside
 	HOMING_ENGINE=$(ENGINE_VENV)/bin/python $(BIN)/python -m pytest --timeout 600 -o timeout_method=signal tests/engine
+
+engine-check: $(STAMP) $(ENGINE_VENV)/.installed ## the part of engine-test that takes a minute or two
+	PYTHONPATH=. $(ENGINE_VENV)/bin/python -m pytest -c tests/engine/inside/pytest.ini tests/engine/inside
+	HOMING_ENGINE=$(ENGINE_VENV)/bin/python $(BIN)/python -m pytest --timeout 600 -o timeout_method=signal -k "not apart" \
+	  tests/engine/test_gateway.py tests/engine/test_pull.py
 
 calibrate: $(STAMP) $(ENGINE_VENV)/.installed ## the simulated replica beside a real vLLM
 	HOMING_ENGINE=$(ENGINE_VENV)/bin/python $(BIN)/python -m loadtest.calibrate

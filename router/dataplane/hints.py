@@ -76,12 +76,12 @@ class HintWriter:
         return b'"kv_transfer_params":' + text.encode("ascii")
 
 
-def p2p_source(address: str, request_id: bytes) -> bytes:
-    """The same member for vLLM's P2P tier: pull from the one at `address`, `host:port`. The transfer is named
-    after the request: of two of one name, the source would give one what is the other's."""
+def p2p_source(address: str, name: bytes) -> bytes:
+    """The same member for vLLM's P2P tier: pull from the one at `address`, `host:port`. `name`: the
+    transfer's, which no other has."""
     host, _, port = address.rpartition(":")
     source = {
-        "kv_request_id": request_id.decode("latin-1"),
+        "kv_request_id": name.decode("latin-1"),
         "remote_host": host.strip("[]"),
         "remote_port": int(port),
     }

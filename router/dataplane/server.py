@@ -374,7 +374,8 @@ class DataPlane:
         if ticket.decision.replica in self._p2p:
             pull = ticket.decision.pull
             where = self._p2p.get(pull.source) if pull is not None else None
-            return p2p_source(where, request_id) if where is not None else None
+            # Not the request's id: clients choose that, and a further attempt has it again.
+            return p2p_source(where, self.request_id(None)) if where is not None else None
         if self._hints is None:
             return None
         label = self.routing.label_of(ticket.turn.tenant)
