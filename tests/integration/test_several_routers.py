@@ -5,7 +5,7 @@ steps of 5 ms: the same every time.
 """
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from random import Random
 from statistics import mean
@@ -70,10 +70,14 @@ class Several:
 
     shape: Shape
     routers: int
+    times: float = 1.0
+    """As long as the others the last replica takes for all that it does."""
     now: float = 0.0
     ended: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    placed: list[tuple[float, ReplicaId]] = field(default_factory=list)
+    """When each session began, and where."""
     fullest: list[float] = field(default_factory=list)
     """At each second, the share of all running turns that ran on the replica with the most."""
 
@@ -84,8 +88,15 @@ class Several:
             prefill_tps=self.shape.prefill_tps,
             decode_tps=self.shape.decode_tps,
         )
+        slower = replace(
+            settings,
+            prefill_tps=self.shape.prefill_tps / self.times,
+            decode_tps=self.shape.decode_tps / self.times,
+        )
         self.rng = Random(1)
-        self.models = {name: EngineModel(settings, token_events=False) for name in NAMES}
+        self.models = {
+            name: EngineModel(slower if name == NAMES[-1] else settings, token_events=False) for name in NAMES
+        }
         self.engines = [self.engine() for _ in range(self.routers)]
         self.looks_at = [1.0 + number / self.routers for number in range(self.routers)]
         self.running: dict[str, tuple[Ticket, Session]] = {}
@@ -187,6 +198,8 @@ class Several:
 
     def submit(self, ticket: Ticket, session: Session) -> None:
         self.running[session.name] = (ticket, session)
+        if not session.turns:
+            self.placed.append((self.now, ticket.decision.replica))
         blocks = (session.tokens + self.shape.reply) // BLOCK
         hashes = [hash64(f"{session.name}/{at}".encode()) for at in range(blocks)]
         job = Job(session.name, session.tokens, self.shape.reply, hashes)
@@ -210,3 +223,17 @@ def test_two_routers_one_of_which_is_restarted_keep_the_hit_rate_of_one_and_the_
     assert two.hit_rate > 0.95 * one.hit_rate
     # A quarter each would be even.
     assert mean(two.fullest) < 0.4
+
+
+@pytest.mark.parametrize("routers", [1, 2])
+def test_sessions_do_not_begin_where_all_takes_four_times_as_long_because_others_have_left_it(
+    routers: int,
+) -> None:
+    # Prompts so long that a replica's working set says more than the bound's slack.
+    of = Several(AGENTS._replace(streams=60, system=8000, user=400), routers, times=4.0)
+    of.run(3000)
+    # By then it is known how slow it is.
+    placed = [replica for at, replica in of.placed if at > 30.0]
+    assert len(placed) > 100
+    # A quarter would be an even share; two thirds of them would find that its working set is the least.
+    assert placed.count(NAMES[-1]) < 0.25 * len(placed)

@@ -18,6 +18,9 @@ LATELY: Final = 0.5
 """`Candidate.recent_failures` from here up: the last failure is at most ten seconds old, or one of many."""
 
 
+_SLOW: Final = 1.5
+"""Times as long for a token as the fastest replica takes. Less is within what is learned of equal ones."""
+
 _WORTH_TOKENS: Final = 512
 """A beginning that is longer by less on some replicas than on others draws no session there: it is computed
 in less time than a good place is worth."""
@@ -125,8 +128,10 @@ def footprints(candidates: Sequence[Candidate]) -> list[float]:
 
     What is on its way makes a burst count before any of it was answered. Where every candidate reports
     its capacity, the figures are scaled to a replica of mean capacity; where one does not, capacities are
-    taken to be equal. A replica that failed within the last ten seconds counts no less than the mean of
-    those that did not: sessions never settle on it, and its emptiness must not draw the new ones.
+    taken to be equal. One that is much slower than the fastest is bound by so much more: sessions leave it
+    where it is busy, and its emptiness must not draw the new ones, whose prompts take longest there. One
+    that failed within the last ten seconds counts no less than the mean of those that did not: sessions never
+    settle on it, and so with its emptiness.
     """
     held: list[float] = []
     capacities: list[int] = []
@@ -140,6 +145,11 @@ def footprints(candidates: Sequence[Candidate]) -> list[float]:
     if len(capacities) == len(held) and capacities.count(capacities[0]) < len(held):
         mean_capacity = sum(capacities) / len(capacities)
         held = [tokens * mean_capacity / own for tokens, own in zip(held, capacities, strict=True)]
+    token_s = [c.curve.token_s for c in candidates]
+    fastest = min(token_s)
+    if max(token_s) > _SLOW * fastest:
+        times = [own / fastest if own > _SLOW * fastest else 1.0 for own in token_s]
+        held = [tokens * more for tokens, more in zip(held, times, strict=True)]
     if failing:
         failed = [c.recent_failures >= LATELY for c in candidates]
         sound = [tokens for tokens, bad in zip(held, failed, strict=True) if not bad]

@@ -3,6 +3,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from router.base.ids import ReplicaId, SessionKey
+from router.core.estimate.prefill import Curve
 from router.core.request import Chain
 from router.core.ring import Ring
 from router.core.strategies.common import (
@@ -109,6 +110,14 @@ class TestFootprints:
         told = candidate("a", working_set_tokens=100, capacity_tokens=500)
         silent = candidate("b", working_set_tokens=300, capacity_tokens=unknown)
         assert footprints([told, silent]) == [100, 300]
+
+    def test_of_one_that_is_much_slower_count_as_many_times(self, candidate):
+        fleet = [
+            candidate("a", working_set_tokens=100, curve=Curve(0.01, 1e-4, 0.0, 1e-6)),
+            candidate("b", working_set_tokens=100, curve=Curve(0.09, 1.4e-4, 0.0, 1e-6)),
+            candidate("c", working_set_tokens=100, curve=Curve(0.01, 4e-4, 0.0, 1e-6)),
+        ]
+        assert footprints(fleet) == [100, 100, pytest.approx(400)]
 
     def test_a_failing_replica_counts_no_less_than_the_mean_of_the_sound(self, candidate):
         fleet = [
