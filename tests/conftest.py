@@ -33,8 +33,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 _ON_BOTH = ("integration",)
 # Client libraries do not care which loop the router runs on, so it runs on the one that it will.
 _ON_UVLOOP = ("clients",)
-# Nor do processes of their own care which loop the test runs on.
-_PROCESSES = ("test_workers",)
+# Nor do processes of their own, and virtual time, care which loop the test runs on.
+_PROCESSES = ("test_workers", "test_operations", "test_several_routers")
 
 
 def pytest_asyncio_loop_factories(

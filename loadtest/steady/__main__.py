@@ -14,23 +14,24 @@ Exit status 1 where something is not as it must be. Loopback only, ends what it 
 
 import argparse
 import asyncio
-import re
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-import httpx
-
 from loadtest.steady.clients import Load, Shape, hit_rate, judge, kinds
-from loadtest.steady.fleet import TOKEN, Fleet, Process, SteadyError, fleet, started
+from loadtest.steady.fleet import Fleet, SteadyError, fleet, started
+from loadtest.steady.operations import KILLED, operate
 
 LEAST_SHARE: Final = 0.95
 """Of an undisturbed router's hit rate."""
 
 # Slow decoding: many streams are open at once, and few chunks go by.
-_SLOW: Final = ("--decode-tps", "10", "--prefill-tps", "20000")
+_SLOW: Final = ("--decode-tps", "10", "--prefill-tps", "12000")
+
+# Prompts that cost more than a step of the engine where they are computed again.
+_SESSIONS: Final = Shape(turns=12, system_tokens=1200, user_tokens=200)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,74 +42,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--streams", type=int, default=200, metavar="N", help="at once (default %(default)s)")
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="of the router (default 1)")
     parser.add_argument("--turns", type=int, default=3000, metavar="N", help="of `restart`, each time")
+    parser.add_argument(
+        "--time-scale",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="simulated seconds a real one; below 1 for a busy machine",
+    )
     parser.add_argument("--only", choices=("operations", "restart"))
     arguments = parser.parse_args(argv)
+    flags = (*_SLOW, "--time-scale", str(arguments.time_scale))
     good = True
     with tempfile.TemporaryDirectory(prefix="homing-steady-") as folder:
         try:
             for name in ("operations", "one", "two"):
                 (Path(folder) / name).mkdir()
             if arguments.only != "restart":
-                good &= asyncio.run(
-                    _operations(Path(folder) / "operations", arguments.streams, arguments.workers)
-                )
+                good &= asyncio.run(_operations(Path(folder) / "operations", arguments, flags))
             if arguments.only != "operations":
-                good &= asyncio.run(_restart(Path(folder), arguments.streams, arguments.turns))
+                good &= asyncio.run(_restart(Path(folder), arguments, flags))
         except SteadyError as error:
             print(f"{error}", file=sys.stderr)
             return 1
     return 0 if good else 1
 
 
-async def _operations(folder: Path, streams: int, workers: int) -> bool:
-    flags = ("--workers", str(workers))
-    async with fleet(folder, ("a", "b", "c", "d", "added"), *_SLOW) as made:
-        made.list("abcd")
-        config = made.configure("router")
-        async with (
-            started(folder / "router.log", "serve", "-c", str(config), *flags) as first,
-            _admin(first) as admin,
-        ):
-            load = Load(lambda: [first.url], streams, Shape())
-            async with asyncio.TaskGroup() as group:
-                running = group.create_task(load.run())
-                await load.reached(2 * streams)
-                _say(f"{streams} streams through {workers} process(es), {len(load.ended)} turns so far")
-
-                made.policy(price={"move": "60ms"})
-                answer = await admin.post("/api/reload")
-                _say(f"policy reloaded: {answer.json()['changes']}")
-                await load.reached(streams)
-
-                made.list(["a", "b", "c", "d", "added"])
-                while not any(turn.replica == "added" for turn in load.ended):
-                    await load.reached(10)
-                _say("a replica was added, and has had turns")
-                await load.reached(streams)
-
-                (await admin.post("/api/replicas/b/drain")).raise_for_status()
-                await load.reached(2 * streams)
-                since = len(load.ended)
-                await load.reached(streams)
-                if any(turn.replica == "b" for turn in load.ended[since:]):
-                    raise SteadyError("the replica that was drained still gets turns")
-                _say("a replica was drained")
-
-                made.replicas["c"].kill()
-                await load.reached(2 * streams)
-                _say("a replica was killed")
-
-                async with started(folder / "second.log", "serve", "-c", str(config), *flags) as second:
-                    if second.url != first.url:
-                        raise SteadyError(f"the next router listens at {second.url}, not at {first.url}")
-                    await load.reached(2 * streams)
-                    status = await first.ended()
-                    _say(f"the router was restarted; the one before ended with {status}")
-                    await load.reached(streams)
-                    load.stop()
-                    await running
-    verdict = judge(load.ended, "c")
-    _say(f"{verdict.turns} turns: {kinds(load.ended)}")
+async def _operations(folder: Path, arguments: argparse.Namespace, flags: Sequence[str]) -> bool:
+    ended = await operate(folder, arguments.streams, arguments.workers, flags, _say)
+    verdict = judge(ended, KILLED)
+    _say(f"{verdict.turns} turns: {kinds(ended)}")
     _say(f"ended with an error event on the replica that was killed: {verdict.broken_off}")
     _say(f"failed: {len(verdict.failed)}")
     for turn in verdict.failed[:10]:
@@ -116,20 +78,21 @@ async def _operations(folder: Path, streams: int, workers: int) -> bool:
     return not verdict.failed
 
 
-async def _restart(folder: Path, streams: int, turns: int) -> bool:
+async def _restart(folder: Path, arguments: argparse.Namespace, flags: Sequence[str]) -> bool:
     # A rate of 0 is a run with turns that failed.
-    single = await _rate(folder / "one", streams, turns, routers=1)
-    pair = await _rate(folder / "two", streams, turns, routers=2)
+    streams, turns = arguments.streams, arguments.turns
+    single = await _rate(folder / "one", streams, turns, flags, routers=1)
+    pair = await _rate(folder / "two", streams, turns, flags, routers=2)
     share = pair / single if single else 0.0
     _say(f"hit rate: one router {single:.4f}, two of which one was restarted {pair:.4f}: {share:.1%}")
     return share >= LEAST_SHARE
 
 
-async def _rate(folder: Path, streams: int, turns: int, *, routers: int) -> float:
-    async with fleet(folder, "abcd", *_SLOW) as made:
+async def _rate(folder: Path, streams: int, turns: int, flags: Sequence[str], *, routers: int) -> float:
+    async with fleet(folder, "abcd", *flags) as made:
         made.list("abcd")
         urls: list[str] = []
-        load = Load(lambda: urls, streams, Shape(turns=12, reply_tokens=8))
+        load = Load(lambda: urls, streams, _SESSIONS)
         if routers == 1:
             async with started(folder / "0.log", "serve", "-c", str(made.configure("r0"))) as only:
                 urls.append(only.url)
@@ -168,14 +131,6 @@ async def _until(load: Load, turns: int) -> None:
         group.create_task(load.run())
         await load.reached(turns)
         load.stop()
-
-
-def _admin(router: Process) -> httpx.AsyncClient:
-    found = re.search(r"admin (http://\S+?);?(?: |$)", router.line)
-    assert found is not None
-    return httpx.AsyncClient(
-        base_url=found[1], headers={"Authorization": f"Bearer {TOKEN}"}, timeout=60, trust_env=False
-    )
 
 
 def _say(line: str) -> None:

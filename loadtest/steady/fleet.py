@@ -70,7 +70,10 @@ async def started(log: Path, *arguments: str) -> AsyncIterator[Process]:
         found = re.search(r"http://[\d.]+:\d+", line)
         if found is None:
             raise SteadyError(f"'homing {arguments[0]}' did not start; see {log}")
-        yield Process(process, found[0], line)
+        made = Process(process, found[0], line)
+        yield made
+        # In order, so that workers are gone when their parent is.
+        await made.stop()
     finally:
         if process.returncode is None:
             process.kill()
