@@ -9,7 +9,8 @@ class Value:
     """Base of such a value. Its fields are the arguments of its constructor, named in `__match_args__`.
 
     A class of its own and not a named tuple, since the compiled build reads a field of these in one step and
-    keeps numbers as numbers; type checkers refuse to set one.
+    keeps numbers as numbers. Type checkers and the compiled build refuse to set one; there, none is copied or
+    pickled.
     """
 
     __slots__ = ()

@@ -21,7 +21,7 @@ from router.dataplane.fingerprint import Message, Segments
 from router.dataplane.outline import BodyOutline
 from router.dataplane.shape import check_shape
 from router.dataplane.splice import EXTRA, RESERVED
-from router.dataplane.stems import LEAST, MOST, Stem, Stems, end_of_messages
+from router.dataplane.stems import LEAST, MOST, Stem, Stems, end_of_messages, is_all
 
 
 class Dialect(StrEnum):
@@ -179,9 +179,15 @@ _USUAL: Final[dict[Dialect, tuple[str, ...]]] = {
     Dialect.CHAT: (
         *("max_tokens", "max_completion_tokens", "temperature", "top_p", "stop", "seed", "n"),
         *("tool_choice", "parallel_tool_calls", "response_format"),
+        *("frequency_penalty", "presence_penalty", "logprobs"),
     ),
-    Dialect.MESSAGES: ("max_tokens", "temperature", "top_p", "top_k", "stop_sequences", "tool_choice"),
+    Dialect.MESSAGES: (
+        *("max_tokens", "temperature", "top_p", "top_k", "stop_sequences", "tool_choice", "metadata"),
+    ),
 }
+
+_UNUSUAL: Final = 16
+"""Bodies that are not taken for usual ones after one that was not: clients repeat themselves."""
 
 _OBJECT: Final = msgspec.json.Decoder(dict[str, Raw])
 _TEXT: Final = msgspec.json.Decoder(str)
@@ -254,12 +260,11 @@ class RequestReader:
         )
         if long and plain and chain.system:
             assert session is not None
-            self._keep(reading, body, head, read, care, path, tenant, session)
+            self._keep(body, head, read, care, path, tenant, session)
         return read
 
     def _keep(
         self,
-        reading: "_Reading",
         body: bytes,
         head: "_Head",
         read: Read,
@@ -271,16 +276,9 @@ class RequestReader:
         """Keep a body that was read, if it is plain where its messages begin and end."""
         messages = head.messages
         span = end_of_messages(body, messages) if not isinstance(messages, UnsetType) else None
-        if span is None:
-            return
-        begin, end = span
-        try:
-            without = reading.decode(body[:begin] + body[end:])
-        except (msgspec.DecodeError, RecursionError):
-            return
-        if without.messages == []:
+        if span is not None and is_all(body, *span):
             made = _Made(path, tenant, read, care)
-            self._stems.keep(session, Stem(body, end, body.count(b"{"), made))
+            self._stems.keep(session, Stem(body, span[1], body.count(b"{"), made))
 
     def _go_on(
         self,
@@ -382,6 +380,7 @@ class _Reading:
         "_reserved",
         "_roots",
         "_session",
+        "_unusual",
         "_usual",
         "decode",
     )
@@ -419,8 +418,9 @@ class _Reading:
             for name in (*RESERVED, EXTRA, *self._rendering, *(top for top, _, _ in names.values()))
         }
         self._usual: Callable[[bytes], _Head] | None = None
-        if dialect in _USUAL:
-            known = ("model", "stream", "stream_options", *(_name_of(field) for field in _PROMPT[dialect]))
+        self._unusual = 0
+        known = ("model", "stream", "stream_options", *(_name_of(field) for field in _PROMPT[dialect]))
+        if dialect in _USUAL and seldom.keys().isdisjoint(known):
             names_of = dict.fromkeys((*known, *_USUAL[dialect]))
             self._usual = cast(
                 "Callable[[bytes], _Head]",
@@ -451,9 +451,13 @@ class _Reading:
         `None` for any other, and for one that is to be refused."""
         if self._usual is None:
             return None
+        if self._unusual:
+            self._unusual -= 1
+            return None
         try:
             return self._usual(body)
         except (msgspec.DecodeError, RecursionError):
+            self._unusual = _UNUSUAL
             return None
 
     def is_plain(self, head: _Head) -> bool:

@@ -418,10 +418,11 @@ class HeadReader:
                 return None
         if hosts != 1 or lengths > 1:
             return None
-        last.reader = self
-        # A connection's first head may be its only one.
         if followed:
             _learn(last, head, lines, meant)
+        else:
+            # A connection's first head may be its only one, and what another reader made of them is void.
+            last.reader, last.fixed = self, []
         if head.request_id is not None and not is_plain_id(head.request_id):
             head.request_id = None
         return head

@@ -23,15 +23,20 @@ _MOST_BYTES: Final = 256 * 1024
 
 class Outbox:
     """Gathers writes until the loop has called back for all that was ready. Knows no connection: whoever
-    closes a transport in order flushes before; what waits for one that is closing is dropped."""
+    closes a transport in order flushes before. What waits for one that is closing is dropped; that a request
+    was, `forget` tells."""
 
-    __slots__ = ("_bytes", "_call_soon", "_parts", "_transports")
+    __slots__ = ("_bytes", "_call_soon", "_dropped", "_parts", "_requests", "_transports")
 
     def __init__(self) -> None:
         self._call_soon: Callable[[Callable[[], None]], object] | None = None
         self._transports: list[asyncio.Transport] = []
         self._parts: list[list[bytes | memoryview]] = []
         """What each of them is to send, in order."""
+        self._requests: list[bool] = []
+        """Whether that is a request, or an answer."""
+        self._dropped: set[asyncio.Transport] = set()
+        """Those closing that a request was not sent to. Each is forgotten once it is lost."""
         self._bytes = 0
         """Of answers, since the last flush."""
 
@@ -52,52 +57,63 @@ class Outbox:
             # The events of a stream, which often come several at once.
             self._parts[-1].append(data)
         else:
-            transports.append(transport)
-            self._parts.append([data])
+            self._put(transport, [data], request=False)
         self._bytes += len(data)
         if len(transports) >= _MOST or self._bytes >= _MOST_BYTES:
             self.flush()
 
     def writelines(self, transport: asyncio.Transport, parts: Sequence[bytes | memoryview]) -> None:
-        """Send `parts` one after the other."""
+        """Send the `parts` of a request one after the other."""
         transports = self._transports
         if not transports:
             if self._call_soon is None:
                 transport.writelines(parts)
                 return
             self._call_soon(self.flush)
-        transports.append(transport)
-        self._parts.append(list(parts))
+        self._put(transport, list(parts), request=True)
         if len(transports) >= _MOST:
             self.flush()
 
+    def _put(self, transport: asyncio.Transport, parts: list[bytes | memoryview], *, request: bool) -> None:
+        self._transports.append(transport)
+        self._parts.append(parts)
+        self._requests.append(request)
+
     def forget(self, transport: asyncio.Transport) -> bool:
-        """Drop what waits for a transport that is lost; the answer is whether anything did."""
+        """A transport that requests go to is lost. Whether one was not sent to it."""
         transports = self._transports
-        if transport not in transports:
-            return False
-        kept = [at for at in range(len(transports)) if transports[at] is not transport]
-        parts = self._parts
-        self._transports = [transports[at] for at in kept]
-        self._parts = [parts[at] for at in kept]
-        return True
+        if transport in transports:
+            kept = [at for at in range(len(transports)) if transports[at] is not transport]
+            self._parts = [self._parts[at] for at in kept]
+            self._requests = [self._requests[at] for at in kept]
+            # In place: whoever is in the midst of a write holds on to it.
+            transports[:] = [transports[at] for at in kept]
+            return True
+        if transport in self._dropped:
+            self._dropped.discard(transport)
+            return True
+        return False
 
     def flush(self) -> None:
         """Send what waits."""
-        transports, waiting = self._transports, self._parts
+        transports, waiting, requests = self._transports, self._parts, self._requests
         if not transports:
             return
-        self._transports, self._parts = [], []
+        self._transports, self._parts, self._requests = [], [], []
         self._bytes = 0
         for at in range(len(transports)):
-            transport, parts = transports[at], waiting[at]
+            transport, parts, request = transports[at], waiting[at], requests[at]
             try:
                 if transport.is_closing():
-                    continue
-                if len(parts) == 1:
+                    if request:
+                        self._dropped.add(transport)
+                elif len(parts) == 1:
                     transport.write(parts[0])
-                else:
+                elif request:
                     transport.writelines(parts)
+                else:
+                    # Some of asyncio's releases tell nobody that a client is slow to whom lines are written.
+                    transport.write(b"".join(parts))
             except Exception:  # noqa: BLE001 - one connection's fault must not cost the others what they wait for
                 _log.exception("writing to a connection failed")
                 transport.abort()

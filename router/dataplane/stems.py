@@ -28,11 +28,14 @@ MOST: Final = 1 << 20
 """A longer one has bounds of its own (`shape`), and would take the place of too many."""
 
 _KEY: Final = b'"messages"'
+_LOOKS: Final = 64
+"""How many places are looked at for the value that ends them."""
 _KEYS: Final = 4
 """How often the name is looked for: it may also be a value."""
 _BLANKS: Final = b" \t\r\n"
 _COMMA: Final = b","
 
+_OUTER: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _NEWS: Final = msgspec.json.Decoder(list[Message])
 
 
@@ -115,9 +118,9 @@ def end_of_messages(body: bytes, messages: Sequence[Message]) -> tuple[int, int]
     body that is valid JSON and has these messages. `None` where it is not found at once.
 
     The name may be found in an object within the body, too, and a value in another one. Whoever asks has to
-    make sure: without what is in between, the body has a list without messages. What is answered is never
-    behind the bracket that closes them: all that precedes the last value of the last message takes the room
-    that is left to it at least, and the value is looked for from there.
+    make sure (`is_all`). What is answered is never behind the bracket that closes them: all that precedes the
+    last value of the last message takes the room that is left to it at least, and the first value from there
+    on that is followed by the two brackets is taken.
     """
     if not messages or not messages[-1]:
         return None
@@ -138,12 +141,27 @@ def end_of_messages(body: bytes, messages: Sequence[Message]) -> tuple[int, int]
                 last = bytes(value)
                 end += len(name) + 4 + len(last)  # two quotes, a colon, and the comma or brace before it
         # Escapes in names, and blanks, only make it longer.
-        start = body.find(last, end - len(last))
-        if start < 0:
-            return None
-        end = _before(body, _behind(body, start + len(last), b"}"), b"]")
-        return (begin, end) if end > 0 else None
+        start = end - len(last) - 1
+        for _ in range(_LOOKS):
+            start = body.find(last, start + 1)
+            if start < 0:
+                return None
+            end = _before(body, _behind(body, start + len(last), b"}"), b"]")
+            if end > 0:
+                return begin, end
+        return None
     return None
+
+
+def is_all(body: bytes, begin: int, end: int) -> bool:
+    """Whether all that stands in between is the list of the body's own messages: with something else in its
+    place, that is what the body has. Less than all would leave brackets that nothing opens."""
+    try:
+        outer = _OUTER.decode(b"%b0%b" % (body[:begin], body[end:]))
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    messages = outer.get("messages")
+    return messages is not None and bytes(messages) == b"[0]"
 
 
 def _before(body: bytes, at: int, what: bytes) -> int:

@@ -12,8 +12,12 @@ from support.raw import RawReplica, Request, Stream, chat, post, raw_client, raw
 from router.base.ids import ReplicaId
 from router.core.plan import Plan, Retry
 from router.core.strategies.priced import Priced
+from router.dataplane.answer_head import ResponseHead
 from router.dataplane.limits import Limits
+from router.dataplane.outbox import Outbox
+from router.dataplane.pool import Pool
 from router.dataplane.server import DataPlane
+from router.dataplane.upstream import Receiver, UpstreamConnection
 
 OK = {"id": "x", "object": "chat.completion", "choices": []}
 EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
@@ -696,3 +700,60 @@ async def test_a_fault_of_the_router_itself_is_a_500_and_leaves_nothing_behind(
             assert response.status == 500
             assert "failed in the router itself" in caplog.text
         assert (await client.exchange(post(chat()))).status == 200
+
+
+class Heard(Receiver):
+    """What an exchange would be told."""
+
+    def __init__(self) -> None:
+        self.broken: asyncio.Future[tuple[bool, bool]] = asyncio.get_running_loop().create_future()
+
+    def on_head(self, head: ResponseHead) -> None: ...
+
+    def on_piece(self, piece: bytes) -> None: ...
+
+    def on_end(self) -> None: ...
+
+    def on_broken(self, why: str, *, answered: bool, taken: bool) -> None:
+        self.broken.set_result((answered, taken))
+
+
+class Asking(asyncio.Protocol):
+    """A client whose request is sent on as soon as it is read."""
+
+    def __init__(self, upstream: UpstreamConnection, heard: Heard) -> None:
+        self.upstream = upstream
+        self.heard = heard
+
+    def data_received(self, data: bytes) -> None:
+        self.upstream.send(self.heard, (b"POST / HTTP/1.1\r\nhost: r\r\n\r\n",), head_only=False)
+
+
+@pytest.mark.parametrize("gathering", [False, True])
+async def test_a_request_that_met_a_replicas_farewell_in_one_turn_of_the_loop_was_not_taken(
+    gathering: bool,
+) -> None:
+    """The client's request and the end of the idle connection are both there when the loop looks, in this
+    order: whether the replica had the request decides whether it may have died of it."""
+    loop = asyncio.get_running_loop()
+    outbox = Outbox()
+    if gathering:
+        outbox.gather(loop.call_soon)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        pool = Pool(
+            ReplicaId("r"), f"http://127.0.0.1:{port}", Limits(), now=loop.time, api_key=None, outbox=outbox
+        )
+        upstream = await pool.connect()
+        replica, _ = listener.accept()
+        heard = Heard()
+        ours, theirs = socket.socketpair()
+        with replica, theirs:
+            ours.setblocking(False)
+            transport, _ = await loop.create_connection(lambda: Asking(upstream, heard), sock=ours)
+            theirs.send(b"x")
+            replica.close()
+            assert await asyncio.wait_for(heard.broken, 30) == (False, False)
+            transport.close()
+    assert not outbox._dropped
+    pool.close()

@@ -434,9 +434,10 @@ USUAL = (
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
-def test_a_body_of_usual_members_is_read_as_any_other(body, more, path):
-    quick = RequestReader(body_fields=("user",), derive=True)
-    slow = RequestReader(body_fields=("user",), derive=True)
+@pytest.mark.parametrize("named", ["user", "model", "tools", "system", "messages", "stream_options.session"])
+def test_a_body_of_usual_members_is_read_as_any_other(body, more, path, named):
+    quick = RequestReader(body_fields=(named,), derive=True)
+    slow = RequestReader(body_fields=(named,), derive=True)
     for reading in slow._readings.values():
         reading._usual = None
 
@@ -451,7 +452,14 @@ def test_a_body_of_usual_members_is_read_as_any_other(body, more, path):
 
 
 def test_bodies_of_usual_members_are_decoded_once_and_others_are_told_from_them():
-    reading = RequestReader(body_fields=("user",), derive=True)._readings[Dialect.CHAT]
-    assert reading.decode_usual(USUAL[0] % b"") is not None
     for more in (b',"user":"u"', b',"cache_salt":"x"', b',"chat_template":"x"', b',"unheard_of":1'):
+        reading = RequestReader(body_fields=("user",), derive=True)._readings[Dialect.CHAT]
+        assert reading.decode_usual(USUAL[0] % b"") is not None
         assert reading.decode_usual(USUAL[0] % more) is None
+
+
+def test_after_a_body_of_other_members_it_is_not_tried_for_a_while():
+    reading = RequestReader(body_fields=("user",), derive=True)._readings[Dialect.CHAT]
+    assert reading.decode_usual(USUAL[0] % b',"unheard_of":1') is None
+    tries = [reading.decode_usual(USUAL[0] % b"") is not None for _ in range(18)]
+    assert tries == [False] * 16 + [True] * 2
