@@ -236,6 +236,7 @@ class Router:
                 feeds=self.feeds.status,
                 ended=self._let_go,
                 agents=self.kv_agents.faults,
+                breakers=lambda: pullbook.breakers(self.clock.now()),
                 policies=lambda: [plan.name for plan in self.engine.plans],
                 shadow=partial(shadow_fields, self.shadow) if self.shadow is not None else None,
                 stopping=lambda: self.dataplane.stopping,

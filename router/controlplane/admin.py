@@ -99,6 +99,8 @@ class AdminSources:
     """Is told of sessions that were ended here."""
     agents: Callable[[], Mapping[ReplicaId, str]] = dict
     """KV agents and gateways, and why they are not there; "" for those that are."""
+    breakers: Callable[[], Mapping[ReplicaId, str]] = dict
+    """Sources of pulls, and the states of their breakers."""
     policies: Callable[[], Sequence[str]] = tuple
     """Names of the policies in force, the default first."""
     shadow: Callable[[int], Mapping[str, object]] | None = None
@@ -186,6 +188,7 @@ class AdminServer:
             sources.discovery(),
             sources.feeds(),
             sources.agents(),
+            sources.breakers(),
             stopping=stopping,
             listening=listening,
         )
@@ -247,7 +250,12 @@ class AdminServer:
     async def _kv_agents(self, _request: web.Request) -> web.Response:
         agents = self._sources.agents()
         return json_answer(
-            {"agents": [{"agent": name, "up": not fault, "why": fault} for name, fault in agents.items()]}
+            {
+                "agents": [{"agent": name, "up": not fault, "why": fault} for name, fault in agents.items()],
+                "breakers": [
+                    {"source": name, "state": state} for name, state in self._sources.breakers().items()
+                ],
+            }
         )
 
     async def _drain(self, request: web.Request) -> web.Response:

@@ -13,7 +13,9 @@ _NAMED_BY: Final = {
     "replicas": ("name",),
     "sources": ("source",),
     "feeds": ("replica",),
-    "agents": ("name",),
+    "agents": ("agent",),
+    # Each worker pulls for itself, so one may have had enough of a source that another goes on with.
+    "breakers": ("source", "state"),
     "sessions": ("key",),
     "whereabouts": ("place", "told_by"),
     "flows": ("source", "target"),
@@ -69,7 +71,7 @@ _MOST: Final = frozenset(
 _LEAST: Final = frozenset({"idle_s", "report_age_s", "slice_s", "ends_in_s", "trust", "draining_for_s"})
 
 # Where all must have it so that the whole has it.
-_ALL: Final = frozenset({"live"})
+_ALL: Final = frozenset({"live", "up"})
 
 # Of the rows and answers that are told once, also these are.
 _ONCE: Final = {

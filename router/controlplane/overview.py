@@ -10,6 +10,7 @@ from router.base.ids import ReplicaId
 from router.controlplane.discovery import SourceStatus
 from router.controlplane.kv_feed import FeedStatus
 from router.controlplane.reload import Outcome, Reload
+from router.core.estimate.pulls import Breaker
 from router.core.fleet import ReplicaStatus, Role
 from router.core.health import State
 
@@ -82,6 +83,7 @@ def notices(
     sources: Iterable[SourceStatus],
     feeds: Iterable[FeedStatus],
     agents: Mapping[ReplicaId, str],
+    breakers: Mapping[ReplicaId, str],
     *,
     stopping: bool,
     listening: bool,
@@ -114,6 +116,13 @@ def notices(
         Notice("warning", "kv-agents", name, f"KV agent {name}: {fault}")
         for name, fault in agents.items()
         if fault
+    ]
+    found += [
+        Notice(
+            "warning", "kv-agents", name, f"nothing is pulled from {name} for now: pulls from there failed"
+        )
+        for name, state in breakers.items()
+        if state == Breaker.OPEN
     ]
     order = {"fault": 0, "warning": 1, "note": 2}
     return sorted(found, key=lambda notice: order[notice.level])

@@ -99,6 +99,20 @@ async def test_a_router_at_work_is_shown_as_the_api_tells_it_and_live(browser: B
         )
 
 
+async def test_breakers_of_pulls_are_shown_and_one_that_is_open_needs_attention(browser: Browser) -> None:
+    crowd = lively(turns=5)
+    crowd.breakers = {ReplicaId("r0"): "closed", ReplicaId("r1"): "open", ReplicaId("r2"): "returning"}
+    async with serving(crowd) as base:
+        await browser.open(base)
+        assert "nothing is pulled from r1 for now" in await browser.text()
+        await browser.go("/policy")
+        assert [row[:2] for row in await browser.rows("Pulls by source")] == [
+            ["r0", "closed: pulled from"],
+            ["r1", "open: not pulled from, for now"],
+            ["r2", "returning: one pull may be tried"],
+        ]
+
+
 async def test_the_figures_above_all_are_those_of_the_api(browser: Browser) -> None:
     crowd = lively()
     async with serving(crowd) as base:
@@ -282,6 +296,7 @@ async def test_hostile_names_of_replicas_sessions_models_and_tenants_do_nothing(
     reloads = Reloads()
     crowd = Crowd(HOSTILE, models=HOSTILE, tenants=HOSTILE, reloads=reloads)
     crowd.policy = f"policy: {HOSTILE[1]}\n"
+    crowd.breakers = {ReplicaId(name): "open" for name in HOSTILE}
     crowd.begin(len(HOSTILE), ids=HOSTILE)
     crowd.turns(150, over_s=200.0, breaking=0.2)
     crowd.engine.drain(ReplicaId(HOSTILE[0]), True)

@@ -138,6 +138,7 @@ class Crowd:
         self._serials = count()
         self.reloads = reloads if reloads is not None else Reloads()
         self.policy = "version: 1\npolicy: home\nstrategy: priced\n"
+        self.breakers: dict[ReplicaId, str] = {}
         self.server = AdminServer(
             self.fleet,
             self.clock,
@@ -155,6 +156,7 @@ class Crowd:
                     breaks=lambda limit, now: breaks_overview(self.chains, limit, now),
                     session=lambda key, now: session_breaks(self.chains, key, now),
                 ),
+                breakers=lambda: self.breakers,
                 policies=lambda: [plan.name for plan in self.engine.plans],
                 shadow=lambda limit: shadow_fields(self.shadow, limit),
             ),

@@ -74,7 +74,7 @@ export function hits() {
     ),
     requests: () => ({ history: { path: "/api/history", every: 10 }, breaks: { path: "/api/breaks?limit=20", every: 4 } }),
     update({ overview: { lately }, history, breaks }) {
-      say(note, `${percent(lately.hit_rate, 1)} in the last five minutes: ${count(lately.cached_tokens)} of ${count(lately.prompt_tokens)} tokens`);
+      say(note, `${percent(lately.hit_rate, 1)} in the last five minutes: ${count(lately.cached_tokens)} of ${count(lately.prompt_tokens)} tokens${lately.hit_rate === null ? "" : `. Back to source: ${percent(1 - lately.hit_rate, 1)}, which replicas computed`}`);
       draw(shares(joined(history.cached_tokens, 6), joined(history.prompt_tokens, 6)));
       const misses = lately.prompt_tokens - lately.cached_tokens;
       const rows = Object.entries(lately.kinds ?? {}).map(([kind, told]) => ({ kind, ...told, missed: misses ? (told.prompt_tokens - told.cached_tokens) / misses : null }));

@@ -7,6 +7,8 @@ import { Table, kindTag, panel, replicaLink, sessionLink } from "./parts.js";
 
 const yes = (well, text) => h("span", { class: well ? "health good" : "health bad" }, text);
 
+const BREAKERS = { closed: "closed: pulled from", open: "open: not pulled from, for now", returning: "returning: one pull may be tried" };
+
 export function policy({ poll }) {
   const file = h("pre", { class: "file", tabindex: "0", "aria-label": "Policies in force, YAML" });
   const last = h("div");
@@ -54,6 +56,15 @@ export function policy({ poll }) {
       { label: "State", value: (a) => [a.up, a.why], cell: (a) => yes(a.up, a.up ? "answers" : a.why) },
     ],
   });
+  const breakers = new Table({
+    label: "Pulls by source",
+    keyOf: (breaker) => `${breaker.source} ${breaker.state}`,
+    empty: "Nothing was pulled yet, nor could have been.",
+    columns: [
+      { label: "From", value: (b) => b.source },
+      { label: "Breaker", value: (b) => b.state, cell: (b) => yes(b.state === "closed", BREAKERS[b.state] ?? b.state) },
+    ],
+  });
   const names = h("p", { class: "note" });
   return {
     title: "Policy",
@@ -66,7 +77,7 @@ export function policy({ poll }) {
         { class: "grid" },
         panel("Last change", {}, last),
         mark(panel("In force", { note: "with every default filled in" }, file), "half"),
-        mark(h("div", {}, panel("Discovery", { note: "how replicas are found" }, sources.element), panel("KV events", { note: "what replicas say of their caches" }, feeds.element), panel("KV agents", { note: "who can be pulled from" }, agents.element)), "half"),
+        mark(h("div", {}, panel("Discovery", { note: "how replicas are found" }, sources.element), panel("KV events", { note: "what replicas say of their caches" }, feeds.element), panel("KV agents", { note: "who can be pulled from" }, agents.element), panel("Pulls by source", { note: "who is pulled from" }, breakers.element)), "half"),
       ),
     ),
     requests: () => ({
@@ -83,6 +94,7 @@ export function policy({ poll }) {
       sources.update(discovery.sources);
       feeds.update(followed.feeds);
       agents.update(listened.agents);
+      breakers.update(listened.breakers);
     },
   };
 }

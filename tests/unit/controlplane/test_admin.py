@@ -144,6 +144,7 @@ async def admin(
         ended=ended,
         insight=insight(history=NoHistory({A: {"hit_rate": 0.5}})),
         agents=lambda: agents or {},
+        breakers=lambda: {A: "open", B: "closed"} if agents else {},
         listening=lambda: listening,
     )
     server = AdminServer(
@@ -515,7 +516,8 @@ async def test_kv_agents_are_shown_with_what_is_wrong() -> None:
                 "agents": [
                     {"agent": "a", "up": True, "why": ""},
                     {"agent": "b", "up": False, "why": "refused"},
-                ]
+                ],
+                "breakers": [{"source": "a", "state": "open"}, {"source": "b", "state": "closed"}],
             },
         )
 

@@ -110,3 +110,22 @@ def test_flows_between_two_replicas_add_up_and_notices_are_told_once():
     assert merge_answers("overview", [{"notices": [notice]}, {"notices": [notice]}], 100) == {
         "notices": [notice]
     }
+
+
+def test_an_agent_answers_where_it_does_for_all_and_each_workers_own_breakers_are_told():
+    one = {
+        "agents": [{"agent": "a", "up": True, "why": ""}, {"agent": "b", "up": True, "why": ""}],
+        "breakers": [{"source": "a", "state": "closed"}, {"source": "b", "state": "closed"}],
+    }
+    other = {
+        "agents": [{"agent": "a", "up": True, "why": ""}, {"agent": "b", "up": False, "why": "refused"}],
+        "breakers": [{"source": "a", "state": "closed"}, {"source": "b", "state": "open"}],
+    }
+    assert merge_answers("kv-agents", [one, other], 100) == {
+        "agents": [{"agent": "a", "up": True, "why": ""}, {"agent": "b", "up": False, "why": "refused"}],
+        "breakers": [
+            {"source": "a", "state": "closed"},
+            {"source": "b", "state": "closed"},
+            {"source": "b", "state": "open"},
+        ],
+    }

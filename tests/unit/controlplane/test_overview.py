@@ -36,6 +36,7 @@ def told(*statuses: ReplicaStatus, **more: object) -> list[Notice]:
         "sources": (),
         "feeds": (),
         "agents": {},
+        "breakers": {},
         "stopping": False,
         "listening": True,
     }
@@ -125,10 +126,12 @@ def test_what_the_router_learns_from_is_named_where_it_is_silent() -> None:
         sources=(SourceStatus("dns", 2, "no such name", 3.0, 1), SourceStatus("file", 2, "", 3.0, 0)),
         feeds=(feed, feed._replace(live=True)),
         agents={ReplicaId("a"): "refused", ReplicaId("b"): ""},
+        breakers={ReplicaId("a"): "returning", ReplicaId("b"): "open", ReplicaId("c"): "closed"},
     )
     assert [(notice.about, notice.name) for notice in found] == [
         ("discovery", "dns"),
         ("kv-events", "a"),
         ("kv-agents", "a"),
+        ("kv-agents", "b"),
     ]
     assert {notice.level for notice in found} == {"warning"}
