@@ -24,6 +24,7 @@ from pathlib import Path
 from random import Random
 from time import clock_gettime, pthread_getcpuclockid
 
+import uvloop
 import yaml
 
 import router
@@ -83,6 +84,7 @@ def load(folder: Path, urls: dict[str, str]) -> Settings:
                 "admin": {"listen": "127.0.0.1:0"},
                 "policies": ["policy.yaml"],
                 "replicas": replicas,
+                "probe": {"interval": "1h"},  # no part of a turn
             }
         )
     )
@@ -179,7 +181,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=7000, help="of a session's first prompt")
     parser.add_argument("--sessions", type=int, default=20)
     arguments = parser.parse_args()
-    taken = asyncio.run(measure(arguments.tokens, arguments.sessions))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as `homing serve`
+        taken = runner.run(measure(arguments.tokens, arguments.sessions))
     print(f"router {router.__version__}, prompts of {arguments.tokens} tokens and more")
     for kind, times in sorted(taken.items()):
         ordered = sorted(times)
