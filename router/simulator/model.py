@@ -401,6 +401,12 @@ class EngineModel:
         if steps < 2:
             return False
         block = self._block
+        # Of several that write the same, whoever fills a block first has its own kept.
+        filling = [
+            seq.job.hashes[at] for seq in running if (at := seq.computed // block) < len(seq.job.hashes)
+        ]
+        if len(set(filling)) < len(filling):
+            return False
         wanted = [
             (seq, -(-(seq.computed + steps) // block), (seq.computed + steps) // block) for seq in running
         ]

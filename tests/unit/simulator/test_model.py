@@ -455,6 +455,13 @@ def test_the_next_outcome_passes_over_steps_that_only_decode() -> None:
 @example(
     arrivals=[(0.0, 15, 35, 0), (0.01, 64, 34, 0), (0.01, 33, 17, 0)], blocks=9, host=20, seqs=3, costs={}
 )
+@example(
+    arrivals=[(0.0, 7, 27, 0), (0.0, 8, 25, 0), (0.5, 65, 1, 0), (0.0, 1, 1, 0), (0.0, 1, 1, 0)],
+    blocks=9,
+    host=0,
+    seqs=50,
+    costs={},
+)
 def test_a_driver_that_sleeps_until_the_next_outcome_is_never_late(
     arrivals: list[Arrival], blocks: int, host: int, seqs: int, costs: dict[str, float]
 ) -> None:
