@@ -1,5 +1,6 @@
 """The admin port itself: who listens there, and who is let in. Knows no endpoint."""
 
+import asyncio
 import errno
 import secrets
 import socket
@@ -15,6 +16,10 @@ from router.controlplane.answers import Problem, proper_answers
 from router.controlplane.guard import Caller, Guard, is_loopback
 
 _SHUTDOWN_S: Final = 1.0
+
+# Who has connected just before may yet ask: looks, and seconds from one to the next.
+_LOOKS: Final = 5
+_LOOK_S: Final = 0.05
 
 
 class AdminPort:
@@ -100,10 +105,18 @@ class AdminPort:
         return [each.fileno() for server in servers for each in server.sockets]
 
     async def close(self) -> None:
-        """Stop listening. May be called again."""
+        """Stop listening, answer who has connected and asks at once, then close. May be called again."""
         runner, self._runner = self._runner, None
-        if runner is not None:
-            await runner.cleanup()
+        if runner is None:
+            return
+        for site in list(runner.sites):
+            await site.stop()
+        # The server closes at once what is idle, and a connection is so until it has been read from.
+        for _ in range(_LOOKS):
+            if runner.server is None or not runner.server.connections:
+                break
+            await asyncio.sleep(_LOOK_S)
+        await runner.cleanup()
 
     async def _run(self, *doors: Middleware) -> web.AppRunner:
         app = web.Application(middlewares=[proper_answers, *doors], client_max_size=self._max_body_bytes)
