@@ -16,6 +16,8 @@ _RANDOM: Final = 0x02
 # Ids within a turn follow each other, so that the attempt that has a replica's id needs no book.
 _WAIT: Final = 1
 _ATTEMPTS: Final = 2
+# Beyond any number of attempts.
+_PREFILLS: Final = 1 << 16
 
 
 class Parent(NamedTuple):
@@ -57,12 +59,23 @@ class Trace(NamedTuple):
         """The id of the span of an attempt, counted from 0."""
         return self.span_id + _ATTEMPTS + attempt
 
+    def prefill_id(self, number: int) -> int:
+        """The id of the span of a prompt in a prefill replica's hands, counted from 0 over all attempts."""
+        return self.span_id + _PREFILLS + number
+
     def lines(self, attempt: int) -> bytes:
         """Header lines for the replica that gets an attempt."""
+        return self._lines(self.attempt_id(attempt))
+
+    def prefill_lines(self, number: int) -> bytes:
+        """Header lines for the replica that computes the prompt for another."""
+        return self._lines(self.prefill_id(number))
+
+    def _lines(self, span_id: int) -> bytes:
         if not self.sampled:
             return self.told
         line = b"traceparent: 00-%032x-%016x-%02x\r\n"
-        return line % (self.trace_id, self.attempt_id(attempt), self.flags) + self.told
+        return line % (self.trace_id, span_id, self.flags) + self.told
 
 
 def parse_traceparent(value: bytes) -> Parent | None:

@@ -47,7 +47,7 @@ from router.core.memory import (
     why_cold,
 )
 from router.core.model import Model
-from router.core.observe import FAILURES, NEUTRAL, Ended, HealthChange, Outcome, Usage, WaitEnd
+from router.core.observe import FAILURES, NEUTRAL, Ended, HealthChange, Outcome, Prefilled, Usage, WaitEnd
 from router.core.observer import Observer
 from router.core.pairbook import PairBook, PairEnd
 from router.core.pairing import Pairing, behind, choose, prices_of
@@ -940,6 +940,21 @@ class Engine:
             self.pairs.claims.restore(ticket.model.key(turn.session), leg.claim)
         if outcome is Outcome.COMPLETED:
             self.pairs.ends[PairEnd.PULLED if leg.claim_used else PairEnd.ONE_WAY] += 1
+        if self._observer is not None:
+            prefilled = Prefilled(
+                turn,
+                ticket.decision,
+                member.id,
+                leg.number,
+                pairing.prompt_tokens,
+                pairing.cached_tokens,
+                pull.source if pull is not None and leg.claim_used else None,
+                outcome,
+                usage,
+                now - leg.began,
+                now,
+            )
+            self._tell(lambda o: o.on_prefilled(prefilled))
 
     def _fetched(
         self, leg: Leg, chosen: Candidate, wanted: int, prompt_tokens: int, cached_tokens: int, now: float

@@ -31,6 +31,7 @@ class Leg:
         "epoch",
         "member",
         "missing",
+        "number",
         "pairing",
         "patience_s",
         "sharing",
@@ -59,6 +60,8 @@ class Leg:
         """The replica was sent it. From then on it is nobody else's."""
         self.attempt = attempt
         """0 for the turn's first prefill replica."""
+        self.number = 0
+        """Which of those it is that had this turn's prompt, whoever answers; for who reads of it."""
         self.began = now
         self.patience_s: float | None = None
         """What it may take, where it is to fetch; `None` = as long as any answer."""

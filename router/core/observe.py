@@ -112,6 +112,26 @@ class Ended(Value):
         self.now: Final = now
 
 
+class Prefilled(NamedTuple):
+    """A prefill replica has computed the prompt of a paired turn, or has not."""
+
+    turn: Turn
+    decision: Decision
+    """The decode replica's."""
+    replica: ReplicaId
+    number: int
+    """From 0, over all that had the turn's prompt."""
+    prompt_tokens: int
+    """Expected, as the next."""
+    cached_tokens: int
+    source: ReplicaId | None
+    """Whom it was told to fetch from first; `None` = nobody."""
+    outcome: Outcome
+    usage: Usage | None
+    duration_s: float
+    now: float
+
+
 class HealthChange(NamedTuple):
     """A replica's health moved."""
 

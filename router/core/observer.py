@@ -9,7 +9,7 @@ from typing import Protocol
 from router.base.errors import ErrorKind
 from router.base.ids import ReplicaId, SessionKey
 from router.core.decide import Decision
-from router.core.observe import Ended, HealthChange, WaitEnd
+from router.core.observe import Ended, HealthChange, Prefilled, WaitEnd
 from router.core.request import Turn
 
 
@@ -23,6 +23,8 @@ class Observer(Protocol):
     def on_waited(self, turn: Turn, waited_s: float, end: WaitEnd) -> None: ...
 
     def on_ended(self, ended: Ended) -> None: ...
+
+    def on_prefilled(self, prefilled: Prefilled) -> None: ...
 
     def on_health(self, change: HealthChange) -> None: ...
 
@@ -43,6 +45,8 @@ class Silent:
     def on_waited(self, turn: Turn, waited_s: float, end: WaitEnd) -> None: ...
 
     def on_ended(self, ended: Ended) -> None: ...
+
+    def on_prefilled(self, prefilled: Prefilled) -> None: ...
 
     def on_health(self, change: HealthChange) -> None: ...
 

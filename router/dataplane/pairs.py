@@ -62,6 +62,7 @@ class Handoff:
         "failed",
         "ids",
         "leg",
+        "legs",
         "outcomes",
         "params",
         "prefill",
@@ -80,6 +81,8 @@ class Handoff:
         """What it found; `None` where it is not known."""
         self.leg: Leg | None = None
         """While a prefill replica has the prompt."""
+        self.legs = 0
+        """Prefill replicas that had the prompt, once more for each that had it again."""
         self.call: Call | None = None
         self.outcomes: tuple[Outcome, ...] = ()
         self.failed: tuple[ReplicaId, ...] = ()
@@ -172,6 +175,8 @@ class Pairs:
             if leg is None:
                 engine.pairs.ends[PairEnd.ALONE] += 1
                 return
+            leg.number = handoff.legs
+            handoff.legs += 1
             handoff.leg = leg
             try:
                 why = await self._prefill_at(leg, handoff, routed, request_id, declined=declined)
@@ -218,7 +223,11 @@ class Pairs:
         body = prefill_body(routed.dialect, b"".join(routed.body), back or PREFILL, ids=ids)
         # Its engine refuses an id that it has; and another attempt's may not be over yet.
         own_id = b"%b-p%d" % (request_id, len(handoff.failed) + declined)
-        reply = await self._ask(leg.member.id, handoff, routed, body, own_id, timeout_s=leg.patience_s)
+        trace = routed.turn.trace
+        lines = trace.prefill_lines(leg.number) if trace is not None else b""
+        reply = await self._ask(
+            leg.member.id, handoff, routed, body, own_id, lines=lines, timeout_s=leg.patience_s
+        )
         now = plane.now()
         if reply.status >= 500:
             raise CallError(Outcome.SERVER_ERROR, f"answered with status {reply.status}")
@@ -296,9 +305,10 @@ class Pairs:
         body: bytes,
         request_id: bytes,
         *,
+        lines: bytes,
         timeout_s: float | None,
     ) -> Reply:
-        parts = self._request(replica, routed, routed.turn.path.encode("latin-1"), body, request_id)
+        parts = self._request(replica, routed, routed.turn.path.encode("latin-1"), body, request_id, lines)
         if parts is None:
             raise CallError(Outcome.CONNECT_FAILED, "has left the fleet")
         call = Call(self._plane.limits.body)
@@ -311,14 +321,20 @@ class Pairs:
             raise CallError(Outcome.TIMEOUT, f"did not answer within {timeout_s:.1f} s") from None
 
     def _request(
-        self, replica: ReplicaId, routed: Routed, path: bytes, body: bytes, request_id: bytes | None
+        self,
+        replica: ReplicaId,
+        routed: Routed,
+        path: bytes,
+        body: bytes,
+        request_id: bytes | None,
+        lines: bytes = b"",
     ) -> tuple[bytes, bytes] | None:
-        """A request with the client's headers; `None` where the replica has left."""
+        """A request with the client's headers, and these; `None` where the replica has left."""
         pool = self._plane.pools.get(replica)
         if pool is None:
             return None
         own = request_id if request_id is not None else self._plane.request_id(None)
-        head = b"".join((b"POST ", path, pool.head_suffix, routed.head_end, closing(len(body), own)))
+        head = b"".join((b"POST ", path, pool.head_suffix, routed.head_end, lines, closing(len(body), own)))
         return head, body
 
     # --- decode -------------------------------------------------------------------------------------

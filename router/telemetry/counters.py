@@ -13,7 +13,7 @@ from typing import Final
 from router.base.errors import ErrorKind
 from router.base.ids import ReplicaId, SessionKey
 from router.core.decide import Decision, Kind
-from router.core.observe import Ended, HealthChange, Outcome, Usage, WaitEnd
+from router.core.observe import Ended, HealthChange, Outcome, Prefilled, Usage, WaitEnd
 from router.core.price import expected_s
 from router.core.pullbook import pull_came
 from router.core.request import Turn
@@ -235,6 +235,9 @@ class Counters:
             self.prediction_error.add(abs(predicted - cached))
         elif outcome is _COMPLETED:
             counts.unreported += 1
+
+    def on_prefilled(self, prefilled: Prefilled) -> None:
+        """Counted in the books of pairs."""
 
     def on_health(self, change: HealthChange) -> None:
         self._of(change.replica).health_changes[change.after] += 1

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from router.base.errors import ErrorKind
 from router.base.ids import ReplicaId, SessionKey
 from router.core.decide import Decision
-from router.core.observe import Ended, HealthChange, WaitEnd
+from router.core.observe import Ended, HealthChange, Prefilled, WaitEnd
 from router.core.observer import Observer, Silent
 from router.core.request import Turn
 
@@ -64,6 +64,9 @@ class Fanout:
 
     def on_waited(self, turn: Turn, waited_s: float, end: WaitEnd) -> None:
         self._tell(lambda observer: observer.on_waited(turn, waited_s, end))
+
+    def on_prefilled(self, prefilled: Prefilled) -> None:
+        self._tell(lambda observer: observer.on_prefilled(prefilled))
 
     def on_health(self, change: HealthChange) -> None:
         self._tell(lambda observer: observer.on_health(change))

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from router.base.errors import ErrorKind
 from router.base.ids import OPEN_TENANT, ReplicaId
 from router.core.decide import Candidate, Decision
-from router.core.observe import FAILURES, Ended, Outcome, WaitEnd
+from router.core.observe import FAILURES, Ended, Outcome, Prefilled, WaitEnd
 from router.core.price import Line, lines, local_s
 from router.core.request import Turn
 from router.telemetry.otlp import Value, key
@@ -215,6 +215,39 @@ def attempt_fields(ended: Ended, url: str | None) -> Fields:
     if decision.pull is not None:
         fields += ((_PULL_SOURCE, decision.pull.source), (_PULL_TOKENS, decision.pull.tokens))
     fields += _bill(decision)
+    return fields
+
+
+def prefill_name(turn: Turn) -> str:
+    """What the span of a prompt in a prefill replica's hands is called."""
+    return f"prefill {turn.model[:_MOST_CHARS]}" if turn.model else "prefill"
+
+
+def prefill_fields(prefilled: Prefilled, url: str | None) -> Fields:
+    """A paired turn's prompt at the prefill replica at `url`. Without the conventions' operation: that is the
+    attempt's, and whoever counts by it would count the turn twice."""
+    turn, usage, outcome = prefilled.turn, prefilled.usage, prefilled.outcome
+    fields: Fields = []
+    if turn.model:
+        fields.append((_MODEL, turn.model[:_MOST_CHARS]))
+    if url is not None:
+        host, port = _place(url)
+        fields += ((_ADDRESS, host), (_PORT, port))
+    if usage is not None:
+        for name, count in ((_INPUT, usage.prompt_tokens), (_CACHE_READ, usage.cached_tokens)):
+            if count is not None:
+                fields.append((name, count))
+    fields.append((_OUTCOME, outcome.value))
+    if outcome in FAILURES:
+        fields.append((_ERROR_TYPE, outcome.value))
+    fields += (
+        (_REPLICA, prefilled.replica),
+        (_ATTEMPT, prefilled.number),
+        (_ESTIMATED, prefilled.prompt_tokens),
+        (_PREDICTED, prefilled.cached_tokens),
+    )
+    if prefilled.source is not None:
+        fields.append((_PULL_SOURCE, prefilled.source))
     return fields
 
 

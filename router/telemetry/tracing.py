@@ -1,4 +1,4 @@
-"""Traces of turns: which are recorded, and a span for each, for its attempts and for its wait.
+"""Traces of turns: which are recorded, and a span for each, for its attempts, its prefills and its wait.
 
 An observer of the engine, and what the data plane asks for a turn's place in its client's trace. It keeps
 nothing of a turn between calls: all that spans have in common is in the turn's `Trace`. Knows no collector;
@@ -18,7 +18,7 @@ import router
 from router.base.errors import ErrorKind
 from router.base.trace import Trace, parse_traceparent, sampled_flags, unsampled_lines
 from router.core.decide import Decision
-from router.core.observe import FAILURES, Ended, Outcome, WaitEnd
+from router.core.observe import FAILURES, Ended, Outcome, Prefilled, WaitEnd
 from router.core.observer import Silent
 from router.core.request import Turn
 from router.telemetry.otlp import Attributes, SpanKind, Value, span
@@ -26,6 +26,8 @@ from router.telemetry.span_fields import (
     UrlOf,
     attempt_fields,
     attempt_name,
+    prefill_fields,
+    prefill_name,
     route_of,
     turn_failed,
     turn_fields,
@@ -178,6 +180,21 @@ class Tracing(Silent):
             took_s=ended.duration_s,
             fields=attempt_fields(ended, self._url_of(decision.replica)),
             failed=ended.outcome in FAILURES,
+        )
+
+    def on_prefilled(self, prefilled: Prefilled) -> None:
+        trace = prefilled.turn.trace
+        if trace is None or not trace.sampled:
+            return
+        self._record(
+            trace,
+            prefill_name(prefilled.turn),
+            SpanKind.CLIENT,
+            span_id=trace.prefill_id(prefilled.number),
+            parent_id=trace.attempt_id(prefilled.decision.attempt),
+            took_s=prefilled.duration_s,
+            fields=prefill_fields(prefilled, self._url_of(prefilled.replica)),
+            failed=prefilled.outcome in FAILURES,
         )
 
     def _record(

@@ -293,3 +293,29 @@ def tally(running: Fleet) -> SpanExport:
     export = running.router.span_export
     assert export is not None
     return export
+
+
+async def test_a_prompt_that_a_prefill_replica_computes_is_a_span_that_its_own_spans_join() -> None:
+    roles = {"r0": {"role": "prefill"}, "r1": {"role": "prefill"}, "r2": {"role": "decode"}}
+    async with collector() as taking, fleet(3, config=traced(taking), roles=roles) as running:
+        running.replicas["r0"].fault("status:503", count=1)
+        running.replicas["r1"].fault("status:503", count=1)
+        answer = await ask(running, "one two three " * 400, x_session_id="s", traceparent=CLIENT)
+        assert answer.status_code == 200
+        [attempt] = await taking.named(f"chat {MODEL}")
+        first, second = await taking.named(f"prefill {MODEL}", 2)
+        got = {name: told(running, name) for name in ("r0", "r1", "r2")}
+        again = await ask(running, "four five six " * 400, x_session_id="t", traceparent=CLIENT[:-2] + "00")
+        assert again.status_code == 200
+        later = [told(running, again.headers["x-homing-prefill"]), told(running, "r2")]
+    # Whoever failed had it first; decode computed what neither did.
+    assert {first.fields["homing.replica"], second.fields["homing.replica"]} == {"r0", "r1"}
+    assert [one.fields["homing.attempt"] for one in (first, second)] == [0, 1]
+    assert [one.fields["error.type"] for one in (first, second)] == ["server_error"] * 2
+    assert first.parent_id == second.parent_id == attempt.span_id
+    assert attempt.trace_id == first.trace_id == CLIENT[3:35]
+    for one in (first, second):
+        assert got[str(one.fields["homing.replica"])] == named_as(one)
+    assert got["r2"] == named_as(attempt)
+    # Of what is not recorded here, no replica begins a trace of its own.
+    assert later == [CLIENT[:-2] + "00"] * 2

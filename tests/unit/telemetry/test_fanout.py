@@ -5,7 +5,7 @@ import pytest
 from router.base.errors import ErrorKind
 from router.base.ids import ReplicaId, SessionKey
 from router.core.decide import Decision
-from router.core.observe import Ended, HealthChange, WaitEnd
+from router.core.observe import Ended, HealthChange, Outcome, Prefilled, WaitEnd
 from router.core.observer import Observer
 from router.core.request import Turn
 from router.telemetry.fanout import Fanout
@@ -38,6 +38,9 @@ class Notes:
     def on_ended(self, ended: Ended) -> None:
         self._note("ended")
 
+    def on_prefilled(self, prefilled: Prefilled) -> None:
+        self._note("prefilled")
+
     def on_health(self, change: HealthChange) -> None:
         self._note("health")
 
@@ -48,7 +51,7 @@ class Notes:
         self._note("moved")
 
 
-FACTS = ("decision", "refused", "waited", "ended", "health", "restarted", "moved")
+FACTS = ("decision", "refused", "waited", "ended", "prefilled", "health", "restarted", "moved")
 
 
 @pytest.fixture
@@ -60,6 +63,7 @@ def tell_all(
         observer.on_refused(turn, ErrorKind.OVERLOADED, "full", 1.0)
         observer.on_waited(turn, 0.5, WaitEnd.DISPATCHED)
         observer.on_ended(ended(decided()))
+        observer.on_prefilled(Prefilled(turn, decided(), B, 0, 9, 0, None, Outcome.COMPLETED, None, 1.0, 1.0))
         observer.on_health(HealthChange(A, "healthy", "down", "", 1.0))
         observer.on_restarted(A, 1.0)
         observer.on_moved(SessionKey("k"), A, B, 1.0)

@@ -7,10 +7,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from support.collector import Seen, decoded
 
 from router.base.errors import ErrorKind
-from router.base.ids import OPEN_TENANT
+from router.base.ids import OPEN_TENANT, ReplicaId
 from router.base.trace import Trace
 from router.core.decide import Kind
-from router.core.observe import Outcome, WaitEnd
+from router.core.observe import Outcome, Prefilled, Usage, WaitEnd
 from router.telemetry.otlp import Envelope
 from router.telemetry.tracing import Tracing, resource_attributes
 
@@ -130,6 +130,55 @@ def test_a_turn_is_a_span_and_has_those_of_its_wait_and_attempts_in_it(turn, dec
     assert attempt.fields["server.port"] == 8000
 
 
+def test_a_prompt_that_another_replica_computed_is_a_span_in_the_attempts(turn, decided) -> None:
+    made = Made()
+    trace = made.tracing.begin(None, b"")
+    turn = turn.replace(trace=trace)
+    for number, outcome in enumerate((Outcome.DIED, Outcome.COMPLETED)):
+        usage = Usage(1000, 1, 400) if outcome is Outcome.COMPLETED else None
+        source = ReplicaId("c") if number else None
+        made.tracing.on_prefilled(
+            Prefilled(
+                turn,
+                decided("b", attempt=1),
+                ReplicaId("a"),
+                number,
+                990,
+                410,
+                source,
+                outcome,
+                usage,
+                2.0,
+                9.0,
+            )
+        )
+    died, computed = made.seen()
+    assert died.name == computed.name == "prefill m"
+    assert died.kind == computed.kind == "client"
+    assert died.parent_id == computed.parent_id == f"{trace.attempt_id(1):016x}"
+    ids = {died.span_id, computed.span_id}
+    assert len(ids | {f"{one:016x}" for one in (trace.span_id, trace.wait_id(), trace.attempt_id(1))}) == 5
+    assert died.span_id.encode() in trace.prefill_lines(0)
+    assert computed.span_id.encode() in trace.prefill_lines(1)
+    assert (died.failed, computed.failed) == (True, False)
+    assert died.fields == {
+        "gen_ai.request.model": "m",
+        "server.address": "10.0.0.1",
+        "server.port": 8000,
+        "homing.outcome": "died",
+        "error.type": "died",
+        "homing.replica": "a",
+        "homing.attempt": 0,
+        "homing.predicted.prompt_tokens": 990,
+        "homing.predicted.cached_tokens": 410,
+    }
+    assert computed.fields["gen_ai.usage.input_tokens"] == 1000
+    assert computed.fields["gen_ai.usage.cache_read.input_tokens"] == 400
+    assert computed.fields["homing.pull.source"] == "c"
+    took = computed.span.end_time_unix_nano - computed.span.start_time_unix_nano
+    assert took == 2_000_000_000
+
+
 def test_a_replica_that_has_left_has_no_address(turn, decided, ended) -> None:
     made = Made()
     turn = turn.replace(trace=made.tracing.begin(None, b""))
@@ -146,6 +195,9 @@ def test_of_a_turn_that_is_not_recorded_there_is_no_span(traced, turn, decided, 
         assert isinstance(turn.trace, Trace)
     made.tracing.on_waited(turn, 1.0, WaitEnd.LEFT)
     made.tracing.on_ended(ended(decided()).replace(turn=turn))
+    made.tracing.on_prefilled(
+        Prefilled(turn, decided(), ReplicaId("a"), 0, 9, 0, None, Outcome.COMPLETED, None, 1.0, 1.0)
+    )
     made.tracing.over(turn, method=b"POST", status=200, refused=None, decision=None, outcome=None)
     assert made.spans == []
 
