@@ -66,7 +66,7 @@ class Front:
         self._pages = Pages()
         self._sessions: dict[Path, aiohttp.ClientSession] = {}
         self._listener = AdminPort(
-            self._add_routes,
+            self.add_routes,
             token=token,
             allowed_hosts=allowed_hosts,
             read_only=READ_ONLY,
@@ -106,7 +106,8 @@ class Front:
                 return answer.body
         return None
 
-    def _add_routes(self, routes: web.UrlDispatcher) -> None:
+    def add_routes(self, routes: web.UrlDispatcher) -> None:
+        """Have them lead here."""
         routes.add_get("/", self._pages.index)
         routes.add_get("/ui/{name}", self._pages.file)
         routes.add_get("/livez", self._livez)

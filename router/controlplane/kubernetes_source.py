@@ -262,7 +262,7 @@ def _words(error: Exception) -> str | None:
         return f"no connection to the API server: {system_words(error.os_error)}"
     if isinstance(error, aiohttp.ClientError):
         return f"the API server broke off: {type(error).__name__}"
-    if isinstance(error, msgspec.MsgspecError | KeyError | TypeError | AttributeError):
+    if isinstance(error, msgspec.MsgspecError | RecursionError | KeyError | TypeError | AttributeError):
         return f"the API server's answer cannot be read: {type(error).__name__}"
     if type(error).__module__.startswith("kubernetes_asyncio."):
         return f"the way to the API server is not known: {error}"
