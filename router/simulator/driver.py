@@ -35,7 +35,7 @@ class Driver:
         self._loop = asyncio.get_running_loop()
         self._origin = self._loop.time()
         self._listeners: dict[str, Listener] = {}
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
 
     @property
     def time_scale(self) -> float:
@@ -94,7 +94,10 @@ class Driver:
             self._timer.cancel()
             self._timer = None
         at = self.model.next_event_time()
-        if at is not None:
+        if self.model.has_news:
+            # It was due, and the loop late: what is asked of the model meanwhile has brought it about.
+            self._timer = self._loop.call_soon(self._wake)
+        elif at is not None:
             self._timer = self._loop.call_at(self._origin + at / self._scale, self._wake)
 
     def _wake(self) -> None:

@@ -301,6 +301,11 @@ class EngineModel:
             return self.next_event_time()
         return self._anchor + self._pace.after_s(self._paced + steps - 1)
 
+    @property
+    def has_news(self) -> bool:
+        """Whether anything has happened that `advance` has not told: other calls let time pass as well."""
+        return bool(self._events)
+
     def advance(self, now: float) -> list[Event]:
         """Let time pass until `now`. Returns what happened since the last call, in order."""
         self._run(now, start=True)

@@ -1,6 +1,7 @@
 """The driver: scaled time, one wake-up for all tokens of a step, silence after an abort."""
 
 import asyncio
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -64,6 +65,26 @@ async def test_an_aborted_request_is_heard_of_no_more() -> None:
     await stays.done
     assert left.tokens == 0
     assert drive.model.in_flight == 0
+
+
+@pytest.mark.parametrize("meanwhile", ["abort", "let_go", "go_at"])
+async def test_what_was_due_is_heard_though_something_else_is_asked_first(meanwhile: str) -> None:
+    """The loop is late: what ends by then ends while another request is dropped, and its timer with it."""
+    drive = driver(1000.0)
+    left, stays = Heard(), Heard()
+    drive.submit(Job("stays", 10, 1, []), stays)
+    if meanwhile == "abort":
+        drive.submit(Job("left", 10, 10_000, []), left)
+    time.sleep(0.05)  # noqa: ASYNC251 - a loop that is held up
+    if meanwhile == "abort":
+        assert drive.abort("left")
+    elif meanwhile == "let_go":
+        drive.let_go("another")
+    else:
+        drive.go_at(1.0)
+    await asyncio.wait_for(stays.done, 30)
+    assert stays.tokens == 1
+    assert not drive.model.has_news
 
 
 async def test_a_closed_driver_has_no_timer() -> None:
