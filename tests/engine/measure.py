@@ -34,7 +34,7 @@ from support.real_engines import (
     make_model,
     text,
 )
-from support.real_pairs import DECODE, PREFILLS, pairs
+from support.real_pairs import DECODE, pairs
 from support.real_router import Router
 
 from router.kv.arena import Arena, arena_path
@@ -211,7 +211,15 @@ def cost(folder: Path, rounds: int, apart: bool) -> None:
     ]
     try:
         with engines(plans, folder, model) as replicas:
-            first = interleaved(replicas, rounds, lambda replica: replica.ask(text(chance, LENGTH)).seconds)
+            work: dict[str, list[float]] = {}
+
+            def once(replica: Replica) -> float:
+                before = replica.processor_s()
+                seconds = replica.ask(text(chance, LENGTH)).seconds
+                work.setdefault(replica.name, []).append(replica.processor_s() - before)
+                return seconds
+
+            first = interleaved(replicas, rounds, once)
             many = interleaved(replicas, max(4, rounds // 2), lambda replica: burst(replica, chance))
     finally:
         agent.stop()
@@ -220,6 +228,7 @@ def cost(folder: Path, rounds: int, apart: bool) -> None:
         arena.rmdir()
     print(f"nothing to pull, {rounds} pairs in turn: with the connector / without")
     show_ratio(f"  time to first token, {LENGTH} tokens", first["with"], first["without"])
+    show_ratio("  the same, the engine's processor time", work["with"], work["without"])
     show_ratio("  8 requests at once, 1,000 + 64 tokens", many["with"], many["without"])
 
 
@@ -242,20 +251,20 @@ def burst(replica: Replica, chance: random.Random) -> float:
 
 
 def pair_turns(folder: Path, rounds: int, apart: bool) -> None:
-    """Chats of three turns, each turn prefilled by another replica than the one before."""
+    """Chats of three turns, each prefilled by a replica that has seen nothing of the chat."""
     if apart:
         print("pairs: the engines' schedulers and workers are together here")
     chance = random.Random(5)
     times: dict[tuple[bool, int], list[float]] = {}
-    with pairs(folder, single=False) as (replicas, router):
+    prefills = ("p0", "p1", "p2")
+    with pairs(folder, prefills=prefills, single=False) as (replicas, router):
         for number in range(rounds + 1):
             for back in (True, False) if number % 2 else (False, True):
-                seconds = chat(replicas, router, chance, f"chat-{number}", back=back)
+                seconds = chat(router, chance, f"chat-{number}", back=back)
                 # The first chats meet replicas whose speed the router does not know yet.
                 for turn, taken in enumerate(seconds, 1) if number else ():
                     times.setdefault((back, turn), []).append(taken)
-                for name in (*PREFILLS, DECODE):
-                    replicas[name].await_idle(60)
+                replicas[DECODE].await_idle(60)
     print(f"pairs: chats of {LENGTH} tokens and 200 more in each turn, {rounds} rounds, two in turn")
     for turn in (2, 3):
         with_it, without = times[True, turn], times[False, turn]
@@ -264,28 +273,20 @@ def pair_turns(folder: Path, rounds: int, apart: bool) -> None:
         show_ratio(f"  turn {turn}, fetched back / computed", with_it, without)
 
 
-def chat(
-    replicas: dict[str, Replica], router: Router, chance: random.Random, session: str, *, back: bool
-) -> list[float]:
-    """The times to first token of a chat's turns, whose prefill replicas have forgotten what they had of it.
-    `back`: the turns are one session, so that what decode holds of one the next one fetches back. Else each
-    is a session of its own, of which nobody holds anything."""
+def chat(router: Router, chance: random.Random, session: str, *, back: bool) -> list[float]:
+    """The times to first token of a chat's turns. `back`: they are one session, so that what decode holds of
+    one the next one fetches back. Else each is a session of its own, of which nobody holds anything."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": text(chance, LENGTH)}]
-    taken, last = [], None
+    taken, used = [], []
     for turn in range(1, 4):
-        for name in PREFILLS:
-            replicas[name].forget_cache()
-        if last is not None:
-            router.drain(last, True)
         began = time.perf_counter()
         answer = router.chat(messages, session if back else f"{session}-{turn}", tokens=1)
         taken.append(time.perf_counter() - began)
-        if last is not None:
-            router.drain(last, False)
         kind = answer.headers["x-homing-decision"]
         if kind != ("pair-pull" if back and turn > 1 else "pair"):
             raise SystemExit(f"turn {turn} was a {kind}")
-        last = answer.headers["x-homing-prefill"]
+        used.append(answer.headers["x-homing-prefill"])
+        router.drain(used[-1], True)
         messages += [
             {"role": "assistant", "content": answer.json()["choices"][0]["message"]["content"] or ""},
             {"role": "user", "content": text(chance, 200)},
@@ -293,6 +294,8 @@ def chat(
         if not back:
             router.end_sessions()
     router.end_sessions()
+    for name in used:
+        router.drain(name, False)
     return taken
 
 

@@ -68,7 +68,7 @@ class Proxy:
                         for at in range(self.drip_after, len(data)):
                             writer.write(data[at : at + 1])
                             await asyncio.sleep(0.02)
-                            if writer.transport.is_closing():
+                            if writer.transport.is_closing() or self.drip_after is None:
                                 return
                         self.drip_after = 0
                         continue
@@ -140,14 +140,14 @@ class ProxyThread:
         return thread
 
     def mend(self) -> None:
-        """All passes again. Connections that were held are cut: what they carry is of no use any more."""
+        """All passes again. Connections that were held or drip are cut: what they carry is of no use."""
 
         async def release() -> None:
+            broken = not self.faults.passing.is_set() or self.faults.drip_after is not None
             for fault in ("hold_after", "drip_after", "flip_after", "cut_after"):
                 setattr(self.faults, fault, None)
-            held = not self.faults.passing.is_set()
             self.faults.passing.set()
-            if held:
+            if broken:
                 self.faults.cut()
 
         self._run(release())

@@ -242,6 +242,8 @@ class Replica:
         self.url = f"http://127.0.0.1:{port}"
         self.client = httpx.Client(base_url=self.url, timeout=60)
         self.asked = 0
+        self.session = 0
+        """Of its processes, as the system numbers sessions."""
 
     def ask(self, prompt: str | Sequence[Mapping[str, Any]], *, timeout_s: float = 60, **more: Any) -> Answer:
         """Greedy; `more` as `request` takes it. After `timeout_s` the client leaves."""
@@ -300,6 +302,20 @@ class Replica:
 
     def metrics(self) -> "Metrics":
         return Metrics(self.client.get("/metrics").text)
+
+    def processor_s(self) -> float:
+        """What its processes have had of the processor until now (Linux)."""
+        total = 0
+        for folder in Path("/proc").iterdir():
+            try:
+                # After the name, which may hold anything: state, parent, group, session.
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+                if folder.name.isdigit() and int(fields[3]) == self.session:
+                    for thread in (folder / "task").iterdir():
+                        total += int((thread / "schedstat").read_text().split()[0])
+            except (OSError, IndexError):
+                continue
+        return total / 1e9
 
     def is_well(self) -> bool:
         try:
@@ -475,6 +491,11 @@ def engines(plans: Sequence[Plan], folder: Path, model: Path) -> Iterator[dict[s
                 plan.name: Replica(plan.name, port, Path(spec["log"]), plan.agent)
                 for plan, port, spec in zip(plans, ports, specs, strict=True)
             }
+            assert starter.stdout is not None
+            told = json.loads(starter.stdout.readline() or b"{}")
+            # Each engine is the first process of a session of its own.
+            for replica, pid in zip(replicas.values(), told.get("pids", ()), strict=False):
+                replica.session = pid
             _await_ready(starter, list(replicas.values()))
             for replica in replicas.values():
                 # The first prompts of an engine pay for what is made on first use, and meet the agent.

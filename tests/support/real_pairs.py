@@ -3,7 +3,7 @@
 Only for `make engine-test`, as `real_engines`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,9 +51,9 @@ def _plan(name: str, *, decodes: bool = False) -> PairPlan:
     return PairPlan(name=name, decodes=decodes, environment=environment, arguments=arguments)
 
 
-def _router(folder: Path, replicas: Mapping[str, Replica]) -> Router:
+def _router(folder: Path, replicas: Mapping[str, Replica], prefills: Sequence[str]) -> Router:
     listed = [
-        {"name": name, "url": replicas[name].url, "role": "prefill", "two_way": True} for name in PREFILLS
+        {"name": name, "url": replicas[name].url, "role": "prefill", "two_way": True} for name in prefills
     ]
     listed.append({"name": DECODE, "url": replicas[DECODE].url, "role": "decode"})
     policy = {
@@ -65,14 +65,16 @@ def _router(folder: Path, replicas: Mapping[str, Replica]) -> Router:
 
 
 @contextmanager
-def pairs(folder: Path, *, single: bool = True) -> Iterator[tuple[dict[str, Replica], Router]]:
-    """Two engines that prefill, one that decodes, `single`: one that does all by itself; and a router."""
+def pairs(
+    folder: Path, *, prefills: Sequence[str] = PREFILLS, single: bool = True
+) -> Iterator[tuple[dict[str, Replica], Router]]:
+    """Engines that prefill, one that decodes, `single`: one that does all by itself; and a router."""
     model = make_model(folder.parent / "model")
-    plans: list[Plan] = [*map(_plan, PREFILLS), _plan(DECODE, decodes=True)]
+    plans: list[Plan] = [*map(_plan, prefills), _plan(DECODE, decodes=True)]
     if single:
         plans.append(Plan(name=SINGLE, connector=None))
     with engines(plans, folder, model) as replicas:
-        router = _router(folder, replicas)
+        router = _router(folder, replicas, prefills)
         try:
             yield replicas, router
         finally:
