@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from loadtest.bench import debian
@@ -45,6 +46,8 @@ class Setting(NamedTuple):
     """Loopback ports of the replicas."""
     folder: Path
     """Its own, for configuration and temporary files."""
+    kv_events: Mapping[str, int] = MappingProxyType({})
+    """Ports of KV events, by the URL of each replica that there is or will be; none where it follows none."""
 
     @property
     def urls(self) -> list[str]:

@@ -124,8 +124,9 @@ async def running(
 
     Raises `BenchError` where the router does not start.
     """
+    events = fleet.event_ports(known + spare) if router.kv_events else []
     with Program(
-        fleet.arguments(known + spare, replace(replica, time_scale=scale)),
+        fleet.arguments(known + spare, replace(replica, time_scale=scale), events),
         cores,
         log=folder / "fleet.log",
         environment={"PYTHONPATH": str(_TREE)},
@@ -136,7 +137,8 @@ async def running(
             raise BenchError(f"the replicas do not start. {replicas.last_words()}")
         started = orjson.loads(line)
         port, spare_port = free_ports(2)
-        setting = Setting(found.path, port, spare_port, started["ports"][:known], folder)
+        told_at = dict(zip((f"http://127.0.0.1:{each}" for each in started["ports"]), events, strict=False))
+        setting = Setting(found.path, port, spare_port, started["ports"][:known], folder, told_at)
         with Program(
             router.arguments(setting), cores, log=folder / "router.log", environment=found.environment
         ) as program:

@@ -1,4 +1,6 @@
-"""The simulated replicas, all in one process: `python -m loadtest.race.fleet COUNT SETTINGS`.
+"""The simulated replicas, all in one process: `python -m loadtest.race.fleet COUNT SETTINGS EVENTS`.
+
+EVENTS are the ports of their KV events, none where nobody follows them.
 
 Prints its ports as a line of JSON, then does what it is told over its control port, and counts what the
 replicas compute over all their lives.
@@ -6,7 +8,10 @@ replicas compute over all their lives.
 
 import asyncio
 import signal
+import socket
 import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -16,6 +21,7 @@ from aiohttp import web
 
 from loadtest.race.scenarios import SLOWER
 from router.base.tasks import TaskOwner
+from router.simulator.events import REPLAY_PORT
 from router.simulator.server import SimulatedReplica
 from router.simulator.settings import ReplicaSettings
 
@@ -25,9 +31,12 @@ _LOOK_S = 0.02
 class Fleet:
     """The replicas by number."""
 
-    def __init__(self, count: int, settings: ReplicaSettings) -> None:
+    def __init__(self, count: int, settings: ReplicaSettings, events: Sequence[int] = ()) -> None:
         self.replicas = [
-            SimulatedReplica(replace(settings, name=f"r{number}"), keep=1) for number in range(count)
+            SimulatedReplica(
+                replace(settings, name=f"r{number}", kv_events=events[number] if events else 0), keep=1
+            )
+            for number in range(count)
         ]
         self._scale = settings.time_scale
         self._ended = [{"prompt": 0, "computed": 0, "turns": 0} for _ in self.replicas]
@@ -77,9 +86,9 @@ class Fleet:
             self.late_s.append(loop.time() - due)
 
 
-async def serve(count: int, settings: ReplicaSettings) -> None:
+async def serve(count: int, settings: ReplicaSettings, events: Sequence[int]) -> None:
     """Until SIGTERM."""
-    fleet = Fleet(count, settings)
+    fleet = Fleet(count, settings, events)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
 
@@ -113,10 +122,28 @@ async def serve(count: int, settings: ReplicaSettings) -> None:
             await replica.kill()
 
 
-def arguments(count: int, settings: ReplicaSettings) -> list[str]:
+def arguments(count: int, settings: ReplicaSettings, events: Sequence[int] = ()) -> list[str]:
     """The command line that starts it."""
-    return [sys.executable, "-m", "loadtest.race.fleet", str(count), orjson.dumps(asdict(settings)).decode()]
+    told = [orjson.dumps(asdict(settings)).decode(), orjson.dumps(list(events)).decode()]
+    return [sys.executable, "-m", "loadtest.race.fleet", str(count), *told]
+
+
+def event_ports(count: int) -> list[int]:
+    """Loopback ports that nobody listens on, nor on those that replays then have."""
+    ports: list[int] = []
+    with ExitStack() as stack:
+        while len(ports) < count:
+            one, replay = (stack.enter_context(socket.socket()) for _ in range(2))
+            one.bind(("127.0.0.1", 0))
+            port: int = one.getsockname()[1]
+            try:
+                replay.bind(("127.0.0.1", port + REPLAY_PORT))
+            except (OSError, OverflowError):
+                continue
+            ports.append(port)
+    return ports
 
 
 if __name__ == "__main__":
-    uvloop.run(serve(int(sys.argv[1]), ReplicaSettings(**orjson.loads(sys.argv[2]))))
+    made = ReplicaSettings(**orjson.loads(sys.argv[2]))
+    uvloop.run(serve(int(sys.argv[1]), made, orjson.loads(sys.argv[3])))

@@ -23,6 +23,8 @@ from loadtest.bench.contenders import (
     nginx_configuration,
     rust_router_flags,
 )
+from loadtest.race.scenarios import REPLICA
+from router.simulator.events import REPLAY_PORT
 
 OURS: Final = "homing"
 
@@ -42,6 +44,8 @@ class Router:
     arguments: Callable[[Setting], list[str]]
     add: Callable[[Setting, int], None]
     """Tell it of a further replica; `setting` has that as its last. The number is its process."""
+    kv_events: bool = False
+    """Whether replicas publish KV events for it."""
 
 
 def routers() -> Mapping[str, Router]:
@@ -57,6 +61,14 @@ def routers() -> Mapping[str, Router]:
         *(
             Router(f"vllm-router {policy}", f"`{policy}`; {rust}", vllm, _vllm(policy), _tell_vllm)
             for policy in ("consistent_hash", "cache_aware", "sticky_least_loaded")
+        ),
+        Router(
+            "vllm-router kv_aware",
+            f"`kv_aware`, with KV events of all replicas and their replays; {rust}",
+            vllm,
+            _kv_aware,
+            _tell_vllm,
+            kv_events=True,
         ),
         Router("sglang-router cache_aware", f"`cache_aware`; {rust}", sglang, _sglang, _tell_sglang),
         Router("nginx", "session header, consistent; retries on another replica", nginx, _nginx, _tell_nginx),
@@ -119,6 +131,16 @@ def _vllm(policy: str) -> Callable[[Setting], list[str]]:
         ]
 
     return arguments
+
+
+def _kv_aware(setting: Setting) -> list[str]:
+    told = ["--kv-event-block-size", str(REPLICA.block_size), "--kv-event-model", REPLICA.model]
+    # It refuses those of a replica that it is not told of at the start, and finds none of one that is added.
+    for url in setting.urls:
+        port = setting.kv_events[url]
+        told += ["--kv-event-source", f"{url}=tcp://127.0.0.1:{port}"]
+        told += ["--kv-event-replay-source", f"{url}=tcp://127.0.0.1:{port + REPLAY_PORT}"]
+    return [*_vllm("kv_aware")(setting), *told]
 
 
 def _tell_vllm(setting: Setting, _process: int) -> None:

@@ -221,6 +221,8 @@ class Api:
         """Pulls under way."""
         self.busy: set[object] = set()
         """Transports on which a request is being answered."""
+        self.on_tokens: Callable[[Sequence[int], bytes], None] | None = None
+        """Is told of which tokens the blocks of each request are made."""
         self._control = control
         self._numbers = itertools.count()
         self._stored: OrderedDict[str, _Stored] = OrderedDict()
@@ -495,6 +497,8 @@ class Api:
     def _job(self, body: prompts.Body, prompt: bytes, generated: bytes, output_tokens: int) -> Job:
         start = tokens.root(self.settings.model, salt=str(body.get("cache_salt") or ""))
         hashes = tokens.block_hashes(start, prompt + generated, self.settings.block_size)
+        if self.on_tokens is not None:
+            self.on_tokens(hashes, prompt + generated)
         return Job(str(next(self._numbers)), tokens.count(prompt), output_tokens, hashes)
 
     async def _answer(

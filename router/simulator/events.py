@@ -13,14 +13,18 @@ import zmq.asyncio
 
 from router.base.errors import HomingError
 from router.base.tasks import TaskOwner
+from router.simulator import tokens
 
 REPLAY_PORT: Final = 10
 """The replay port is so many above the publisher's."""
 
-_TOPIC: Final = b"kv"
+_TOPIC: Final = b""
 _END: Final = (-1).to_bytes(8, "big", signed=True)
 _KEPT: Final = 10_000
 """Batches that can be replayed."""
+_KNOWN: Final = 1 << 18
+"""Blocks whose tokens are remembered: several times those of a cache, since one that was evicted may be
+stored again by a request that has waited."""
 
 
 class KvEventPublisher:
@@ -29,6 +33,8 @@ class KvEventPublisher:
     def __init__(self, host: str, port: int, block_tokens: int, *, kept: int = _KEPT) -> None:
         self._at = (host, port)
         self._block_tokens = block_tokens
+        self._tokens: dict[int, bytes] = {}
+        """Of blocks, by name."""
         self._batch: list[dict[str, Any]] = []
         self._sent: deque[tuple[int, bytes]] = deque(maxlen=kept)
         self._next = 0
@@ -53,14 +59,25 @@ class KvEventPublisher:
         await self._tasks.close()
         self._context.destroy(linger=0)
 
+    def learn(self, hashes: Sequence[int], prompt: bytes) -> None:
+        """Of which tokens a request's blocks are made. Of those that nobody told of, events tell none."""
+        width = self._block_tokens * tokens.TOKEN_BYTES
+        for at, name in enumerate(hashes):
+            if name not in self._tokens:
+                self._tokens[name] = prompt[at * width : (at + 1) * width]
+        while len(self._tokens) > _KNOWN:
+            del self._tokens[next(iter(self._tokens))]
+
     def stored(self, hashes: Sequence[int], parent: int | None, session: str | None) -> None:
         """Blocks are there."""
+        known = [self._tokens.get(name) for name in hashes]
+        ids = tokens.to_ids(b"".join(filter(None, known))) if None not in known else []
         self._add(
             {
                 "type": "BlockStored",
                 "block_hashes": list(hashes),
                 "parent_block_hash": parent,
-                "token_ids": [],
+                "token_ids": ids,
                 "block_size": self._block_tokens,
                 "lora_id": None,
                 "medium": "GPU",

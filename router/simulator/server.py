@@ -135,6 +135,7 @@ class SimulatedReplica:
             self._events = KvEventPublisher(self.host, self.settings.kv_events, self.settings.block_size)
             self._events.start()
             self._api.model.cache.listener = self._events
+            self._api.on_tokens = self._events.learn
         # Cancelling the handler is how a client that leaves aborts its request.
         runner = web.AppRunner(
             self._api.application(), access_log=None, handler_cancellation=True, shutdown_timeout=1.0

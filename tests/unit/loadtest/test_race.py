@@ -19,9 +19,10 @@ from loadtest.race import report
 from loadtest.race.__main__ import main
 from loadtest.race.cell import Cell, document
 from loadtest.race.clients import Crowd, Turn, was_cut
-from loadtest.race.fleet import Fleet
+from loadtest.race.fleet import Fleet, event_ports
 from loadtest.race.routers import OURS, routers
 from loadtest.race.scenarios import REPLICAS, SCENARIOS, SLOWER
+from router.simulator.events import REPLAY_PORT
 from router.simulator.settings import ReplicaSettings
 
 CELL = Cell(
@@ -113,7 +114,8 @@ def test_runs_on_record_are_not_made_again_and_make_the_table(
 
 
 def setting(folder: Path, upstreams: tuple[int, ...] = (9001, 9002)) -> Setting:
-    return Setting(Path("/bin/program"), 8000, 8001, upstreams, folder)
+    events = {f"http://127.0.0.1:{port}": port + 100 for port in (9001, 9002, 9003)}
+    return Setting(Path("/bin/program"), 8000, 8001, upstreams, folder, events)
 
 
 @pytest.mark.parametrize("name", routers())
@@ -123,6 +125,24 @@ def test_every_router_listens_on_loopback_and_is_given_all_replicas(name: str, t
     assert "9001" in words + written
     assert "9002" in words + written
     assert "0.0.0.0" not in words + written
+
+
+def test_kv_aware_is_told_of_the_events_of_those_replicas_that_it_knows(tmp_path: Path) -> None:
+    one = routers()["vllm-router kv_aware"]
+    words = one.arguments(setting(tmp_path))
+    assert one.kv_events
+    assert [word for word in words if "=tcp" in word] == [
+        "http://127.0.0.1:9001=tcp://127.0.0.1:9101",
+        "http://127.0.0.1:9001=tcp://127.0.0.1:9111",
+        "http://127.0.0.1:9002=tcp://127.0.0.1:9102",
+        "http://127.0.0.1:9002=tcp://127.0.0.1:9112",
+    ]
+    assert sum(router.kv_events for router in routers().values()) == 1
+
+
+def test_ports_of_events_are_free_and_so_are_those_of_their_replays() -> None:
+    ports = event_ports(6)
+    assert len({*ports, *(port + REPLAY_PORT for port in ports)}) == 12
 
 
 def test_ours_finds_an_added_replica_in_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,6 +157,13 @@ def test_ours_finds_an_added_replica_in_its_file(tmp_path: Path, monkeypatch: py
 
 
 # --- the fleet --------------------------------------------------------------------------------------
+
+
+async def test_replicas_publish_kv_events_where_they_are_given_ports() -> None:
+    ports = event_ports(2)
+    one = Fleet(2, ReplicaSettings(time_scale=50.0), ports)
+    assert [replica.settings.kv_events for replica in one.replicas] == ports
+    assert [replica.settings.kv_events for replica in Fleet(2, ReplicaSettings()).replicas] == [0, 0]
 
 
 @asynccontextmanager

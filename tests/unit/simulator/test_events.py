@@ -10,6 +10,7 @@ import zmq.asyncio
 from support.ports import free_pair
 
 from router.base.errors import HomingError
+from router.simulator import events, tokens
 from router.simulator.cache import BlockCache
 from router.simulator.events import REPLAY_PORT, KvEventPublisher
 
@@ -50,7 +51,7 @@ async def test_events_of_one_moment_are_one_batch_and_batches_are_numbered():
         source.cleared()
         await asyncio.sleep(0)
         first, second = await replay(port, 0)
-        assert (first[0], first[1], second[1]) == (b"kv", 0, 1)
+        assert (first[0], first[1], second[1]) == (b"", 0, 1)
         stored, *removed = first[2][1]
         assert (stored["type"], stored["block_hashes"], stored["parent_block_hash"]) == (
             "BlockStored",
@@ -62,6 +63,36 @@ async def test_events_of_one_moment_are_one_batch_and_batches_are_numbered():
         assert second[2][1] == [{"type": "AllBlocksCleared"}]
         assert [number for _, number, _ in await replay(port, 1)] == [1]
         assert await replay(port, 2) == []
+
+
+async def test_blocks_come_with_their_tokens_as_far_as_these_were_told():
+    port = free_pair()
+    prompt = tokens.encode("a word or two, and so on. " * 10)
+    async with publisher(port) as source:
+        source.learn([1, 2], prompt)
+        source.stored([1, 2], None, "s")
+        # Evicted, and stored again by a request that had waited.
+        source.removed([1, 2])
+        source.stored([2], 1, "s")
+        source.stored([2, 3], 1, "s")
+        await asyncio.sleep(0)
+        [(_, _, batch)] = await replay(port, 0)
+    told = [event["token_ids"] for event in batch[1] if event["type"] == "BlockStored"]
+    ids = tokens.to_ids(prompt)
+    assert told == [ids[:32], ids[16:32], []]
+
+
+async def test_it_remembers_the_tokens_of_so_many_blocks(monkeypatch):
+    monkeypatch.setattr(events, "_KNOWN", 3)
+    port = free_pair()
+    async with publisher(port) as source:
+        source.learn([1, 2], bytes(128))
+        source.learn([2, 3, 4], bytes(192))
+        for name in (1, 4):
+            source.stored([name], None, None)
+        await asyncio.sleep(0)
+        [(_, _, batch)] = await replay(port, 0)
+    assert [event["token_ids"] for event in batch[1]] == [[], [0] * 16]
 
 
 async def test_only_the_last_batches_are_kept():
