@@ -15,8 +15,8 @@ in milliseconds. Knows no strategy: who is eligible is decided elsewhere.
 - `displacement`: what the replica must forget for it and is still wanted, at the time that computing takes.
 - `move`: for leaving home.
 - `residue`: what lies at home, and not where the turn goes, is worth nothing once the session has left, and
-  yet is what home forgets last: as much is forgotten there of what living sessions want. At the time that
-  computing it takes, and what that costs others there.
+  yet is what home forgets last: as much is forgotten there of what living sessions want, where they fill it.
+  At the time that computing it takes, and what that costs others there.
 - `risk`: a pull may fail; then its deadline has passed and all is computed. The chance of it times the loss.
 """
 
@@ -118,7 +118,8 @@ def residue_token_s(home: Candidate, prices: Prices) -> float:
     """What a token costs that a session leaves behind at home. 0 where home has not told its capacity."""
     if not home.reach_tokens:
         return 0.0
-    share = min(1.0, home.working_set_tokens / home.reach_tokens)
+    # What is forgotten is what was used longest ago. While the living fill less than half, that is dead.
+    share = min(1.0, max(0.0, 2.0 * home.working_set_tokens / home.reach_tokens - 1.0))
     return prices.displacement * share * home.curve.token_s * (1.0 + prices.crowd * _company(home))
 
 

@@ -82,8 +82,10 @@ class Fit:
             min(1.0 / _FADE, prior / left[at][at]) ** 0.5 if left[at][at] > 0.0 else 1.0
             for at, prior in enumerate(self._prior)
         ]
+        # The product first: rounded otherwise, two mirror images differ. That is never seen, so it grows by a
+        # hundredth each time, and after some thousand observations variances are negative.
         self._covariance = [
-            [own * mine * other for own, other in zip(row, fade, strict=True)]
+            [own * (mine * other) for own, other in zip(row, fade, strict=True)]
             for row, mine in zip(left, fade, strict=True)
         ]
         return True

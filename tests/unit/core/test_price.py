@@ -118,8 +118,9 @@ def test_a_session_that_leaves_pays_for_what_it_leaves_behind() -> None:
     bare, holder, home = lines(
         (candidate(B), candidate(C, cached_tokens=45_000), HOME), 80_000, A, PRICES, None
     )
-    # Three in four of what home forgets is wanted, and three turns there wait for its computing.
-    token_ms = 1000 * 1e-4 * 0.75 * 4
+    # Half of what home forgets is wanted, as its sessions fill three in four, and three turns there wait for
+    # its computing.
+    token_ms = 1000 * 1e-4 * 0.5 * 4
     assert bare.residue_ms == pytest.approx(60_000 * token_ms)
     assert holder.residue_ms == pytest.approx(15_000 * token_ms), "an older copy is wanted again"
     assert home.residue_ms == 0.0
@@ -128,19 +129,19 @@ def test_a_session_that_leaves_pays_for_what_it_leaves_behind() -> None:
 def test_what_is_left_behind_costs_more_the_less_of_the_living_fits_and_is_bounded() -> None:
     priced = [
         residue_token_s(HOME.replace(working_set_tokens=living), PRICES)
-        for living in (0, 200_000, 400_000, 4_000_000)
+        for living in (0, 200_000, 300_000, 400_000, 4_000_000)
     ]
-    assert priced == pytest.approx([0.0, 2e-4, 4e-4, 4e-4])
+    assert priced == pytest.approx([0.0, 0.0, 2e-4, 4e-4, 4e-4])
 
 
 @pytest.mark.parametrize(
     ("home", "prices"),
     [
         (HOME.replace(reach_tokens=None), PRICES),
-        (HOME.replace(working_set_tokens=0), PRICES),
+        (HOME.replace(working_set_tokens=200_000), PRICES),
         (HOME, Prices(displacement=0.0)),
     ],
-    ids=["capacity unknown", "nobody lives there", "not by this policy"],
+    ids=["capacity unknown", "half of home is free of the living", "not by this policy"],
 )
 def test_leaving_costs_no_more_than_that_where_nobody_else_loses(home: Candidate, prices: Prices) -> None:
     assert residue_token_s(home, prices) == 0.0

@@ -225,14 +225,14 @@ def test_where_more_is_alive_than_fits_sessions_that_leave_home_do_not_push_out_
     plan = build_plan(load_policy("home").value)
     small = {"kv_blocks": 938, "host_kv_blocks": 1562, "prefill_tps": 4000.0}
     hit_rates, moves = [], 0
-    for seed in (0, 1, 3):
+    for seed in range(5):
         measured = play(crowded(make, seed), plan, replicas=3, seed=seed, **small).run()
         hit_rates.append(measured.cached_tokens / measured.prompt_tokens)
         moves += measured.moves
-    # 0.742, 0.749 and 0.735, with 113 moves. Where what a session leaves behind has no price, and what a turn
-    # takes the place of is no work, it is 0.724, 0.700 and 0.705, with 184.
-    assert sum(hit_rates) / 3 > 0.73
-    assert moves < 140
+    # 0.731, with 238 moves. Where what a session leaves behind has no price, and what a turn takes the place
+    # of is no work, it is 0.719, with 313.
+    assert sum(hit_rates) / 5 > 0.725
+    assert moves < 275
 
 
 # --- pulls, and changes of the fleet ----------------------------------------------------------------------
