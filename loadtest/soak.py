@@ -20,6 +20,7 @@ import httpx
 import uvloop
 
 from loadtest.agents.profile import load_profile
+from loadtest.bench.command import Command
 from loadtest.bench.contenders import Places
 from loadtest.bench.errors import BenchError
 from loadtest.bench.processes import rss
@@ -237,17 +238,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--scale", type=float, default=30.0, help="simulated seconds a real one (default 30)")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args(argv)
-    if not sys.platform.startswith("linux"):
-        print("soak: this is Linux only", file=sys.stderr)
-        return 1
-    try:
-        with tempfile.TemporaryDirectory(prefix="homing-soak-") as folder:
-            outcome = uvloop.run(soak(arguments.seconds, arguments.scale, arguments.seed, Path(folder)))
-    except BenchError as error:
-        print(f"soak: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    return Command("soak").run(lambda: _soaked(arguments), stopped="stopped, with all that it had started")
+
+
+def _soaked(arguments: argparse.Namespace) -> int:
+    with tempfile.TemporaryDirectory(prefix="homing-soak-") as folder:
+        outcome = uvloop.run(soak(arguments.seconds, arguments.scale, arguments.seed, Path(folder)))
     _print(outcome.rested_before, "at rest before")
     _print(outcome.rested_after, "at rest after")
     early, late = memory(outcome.looks)

@@ -2,66 +2,66 @@
 
 import argparse
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final, NamedTuple
 
 import orjson
 
-from loadtest.bench import debian, machine, report
-from loadtest.bench.contenders import OURS, TRACED, YARDSTICK, Places, contenders
-from loadtest.bench.errors import BenchError
+from loadtest.bench import machine, report
+from loadtest.bench.command import RESULTS, TREE, Command, add_programs, date, program_places
+from loadtest.bench.contenders import OURS, TRACED, YARDSTICK, Contender, contenders
 from loadtest.bench.figures import summarise
 from loadtest.bench.loads import LOADS
 from loadtest.bench.rounds import Bench, Entrant
 
-_TREE: Final = Path(__file__).parents[2]
+_COMMAND: Final = Command("bench")
 _ROUNDS: Final = 5
 _QUICK_ROUNDS: Final = 2
 _QUICK_FACTOR: Final = 5
 
 
+class _Wanted(NamedTuple):
+    name: str
+    contender: Contender
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
-    if not sys.platform.startswith("linux"):
-        print("bench: this is Linux only", file=sys.stderr)
-        return 1
-    try:
-        run = _measured(arguments)
-    except BenchError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("bench: stopped, with all that it had started", file=sys.stderr)
-        return 130
+    return _COMMAND.run(lambda: _bench(arguments), stopped="stopped, with all that it had started")
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    run = _measured(arguments)
     print(report.table(run))
     print(report.legend(run))
     whole = not arguments.only and not arguments.load and not arguments.quick
     if whole or arguments.output is not None:
-        _write(run, arguments.output or _TREE / "loadtest" / "results")
+        _write(run, arguments.output or RESULTS)
     return 0
 
 
 def _measured(arguments: argparse.Namespace) -> report.Run:
-    places = Places(arguments.programs, arguments.programs / "debian")
-    entrants, absent = _entrants(arguments.only, places, unpack=arguments.unpack)
+    only = arguments.only
+    wanted = [one for one in contenders().values() if (one.name in only if only else not one.on_request)]
+    found, absent = _COMMAND.found(
+        [_Wanted(one.name, one) for one in wanted], program_places(arguments), unpack=arguments.unpack
+    )
+    entrants = [Entrant(one.contender, program) for one, program in found]
     loads = [load for load in LOADS if not arguments.load or load.name in arguments.load]
     if arguments.quick:
         loads = [load.shortened(_QUICK_FACTOR) for load in loads]
     rounds = arguments.rounds or (_QUICK_ROUNDS if arguments.quick else _ROUNDS)
     cores = machine.share_out(frozenset(os.sched_getaffinity(0)))
     os.sched_setaffinity(0, cores.rest)
-    signal.signal(signal.SIGTERM, _interrupted)
-    date = datetime.now(UTC).isoformat(timespec="minutes")
+    began = date()
     with (
         tempfile.TemporaryDirectory(prefix="homing-bench-") as folder,
-        Bench(entrants, loads, cores, Path(folder), _say) as bench,
+        Bench(entrants, loads, cores, Path(folder), _COMMAND.say) as bench,
     ):
         samples = list(bench.rounds(rounds))
     # By load, then as the contenders are listed, whatever order the rounds had.
@@ -70,7 +70,7 @@ def _measured(arguments: argparse.Namespace) -> report.Run:
     places_of = {load.name: place for place, load in enumerate(loads)}
     samples.sort(key=lambda sample: (places_of[sample.load], names.index(sample.proxy), sample.round))
     return report.Run(
-        date=date,
+        date=began,
         machine=machine.describe(),
         versions=_versions(entrants),
         setups={entrant.contender.name: entrant.contender.setup for entrant in entrants},
@@ -83,30 +83,6 @@ def _measured(arguments: argparse.Namespace) -> report.Run:
         figures=summarise(samples, yardstick),
         samples=samples,
     )
-
-
-def _entrants(only: Sequence[str], places: Places, *, unpack: bool) -> tuple[list[Entrant], dict[str, str]]:
-    """Those that are found, and for each other why it is left out."""
-    wanted = [one for one in contenders().values() if (one.name in only if only else not one.on_request)]
-    missing = [one for one in wanted if one.debian and one.find(places) is None]
-    if missing and unpack:
-        names = [one.name for one in missing]
-        _say(f"unpacking {' and '.join(names)} into {places.unpacked}")
-        try:
-            debian.unpack(names, places.unpacked)
-        except BenchError as error:
-            _say(f"that failed: {error}")
-    entrants, absent = [], {}
-    for one in wanted:
-        found = one.find(places)
-        if found is None:
-            absent[one.name] = one.missing
-            _say(f"goes on without {one.name}: {one.missing}")
-        else:
-            entrants.append(Entrant(one, found))
-    if not entrants:
-        raise BenchError("none of the proxies is there")
-    return entrants, absent
 
 
 def _versions(entrants: Sequence[Entrant]) -> Mapping[str, str]:
@@ -129,7 +105,7 @@ def _commit() -> str:
     try:
         done = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=10"],
-            cwd=_TREE,
+            cwd=TREE,
             capture_output=True,
             text=True,
             check=False,
@@ -147,14 +123,6 @@ def _write(run: report.Run, folder: Path) -> None:
     )
     path.with_suffix(".md").write_text(report.markdown(run), "utf-8")
     print(f"written: {path} and {path.with_suffix('.md').name}")
-
-
-def _say(line: str) -> None:
-    print(f"bench: {line}", file=sys.stderr, flush=True)
-
-
-def _interrupted(_number: int, _frame: object) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -190,18 +158,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="write the results there (a whole run writes to loadtest/results without being asked)",
     )
-    parser.add_argument(
-        "--programs",
-        type=Path,
-        default=_TREE / ".venv-bench",
-        metavar="DIR",
-        help="virtual environment with the other routers (default .venv-bench)",
-    )
-    parser.add_argument(
-        "--unpack",
-        action="store_true",
-        help="where HAProxy or nginx is missing, unpack Debian's package beside the other routers",
-    )
+    add_programs(parser)
     return parser
 
 

@@ -5,21 +5,19 @@ Each run is written down as soon as it is over, and is not made again: what was 
 
 import argparse
 import os
-import signal
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple
 
 import orjson
 import uvloop
 
 from loadtest.agents.profile import load_profile
-from loadtest.bench import debian, machine
-from loadtest.bench.contenders import Places
+from loadtest.bench import machine
+from loadtest.bench.command import RESULTS, Command, add_programs, date, program_places
 from loadtest.bench.debian import Found
 from loadtest.bench.errors import BenchError
 from loadtest.race import cell as cells
@@ -28,7 +26,7 @@ from loadtest.race.cell import Cell
 from loadtest.race.routers import Router, routers
 from loadtest.race.scenarios import CROWDED, MEASURED_S, REPLICAS, SCENARIOS, WARM_S, Scenario
 
-_TREE: Final = Path(__file__).parents[2]
+_COMMAND: Final = Command("race")
 _TRIES: Final = 3
 """How often a run is made that is void."""
 
@@ -49,21 +47,17 @@ class _Entrant(NamedTuple):
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
-    if not sys.platform.startswith("linux"):
-        print("race: this is Linux only", file=sys.stderr)
-        return 1
-    signal.signal(signal.SIGTERM, _interrupted)
+    return _COMMAND.run(
+        lambda: _raced(arguments),
+        stopped="stopped, with all that it had started; the same command goes on",
+    )
+
+
+def _raced(arguments: argparse.Namespace) -> int:
     record: Path = arguments.results / "race.jsonl"
-    try:
-        if not arguments.report:
-            _race(arguments, record)
-        _write(record, arguments.results)
-    except BenchError as error:
-        print(f"race: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("race: stopped, with all that it had started; the same command goes on", file=sys.stderr)
-        return 130
+    if not arguments.report:
+        _race(arguments, record)
+    _write(record, arguments.results)
     return 0
 
 
@@ -82,14 +76,14 @@ def _race(arguments: argparse.Namespace, record: Path) -> None:
         if (scenario.name, entrant.router.name, seed) not in known
     ]
     takes_s = (WARM_S + MEASURED_S) / arguments.scale + _AROUND_S
-    _say(f"{len(todo)} runs to make, {len(todo) * takes_s / 60:.0f} minutes")
+    _COMMAND.say(f"{len(todo)} runs to make, {len(todo) * takes_s / 60:.0f} minutes")
     cores = frozenset(os.sched_getaffinity(0))
     for number, (seed, scenario, entrant) in enumerate(todo, 1):
         for attempt in range(_TRIES):
             scale = arguments.scale * _SLOWER**attempt
             takes_s = (WARM_S + MEASURED_S) / scale + _AROUND_S
             if until is not None and time.monotonic() + takes_s > until:
-                _say("the time is up; the same command goes on")
+                _COMMAND.say("the time is up; the same command goes on")
                 return
             with tempfile.TemporaryDirectory(prefix="homing-race-") as folder:
                 one = uvloop.run(
@@ -104,10 +98,10 @@ def _race(arguments: argparse.Namespace, record: Path) -> None:
                         cores=cores,
                     )
                 )
-            line = {"at": _date(), "version": entrant.version, **cells.document(one)}
+            line = {"at": date(), "version": entrant.version, **cells.document(one)}
             with record.open("ab") as file:
                 file.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
-            _say(f"{number} of {len(todo)}: {_told(one)}")
+            _COMMAND.say(f"{number} of {len(todo)}: {_told(one)}")
             if not one.void:
                 break
 
@@ -134,27 +128,9 @@ def _order(
 
 
 def _entrants(arguments: argparse.Namespace) -> list[_Entrant]:
-    places = Places(arguments.programs, arguments.programs / "debian")
     wanted = [one for one in routers().values() if not arguments.only or one.name in arguments.only]
-    missing = sorted(
-        {one.contender.name for one in wanted if one.contender.debian and one.contender.find(places) is None}
-    )
-    if missing and arguments.unpack:
-        _say(f"unpacking {' and '.join(missing)} into {places.unpacked}")
-        try:
-            debian.unpack(missing, places.unpacked)
-        except BenchError as error:
-            _say(f"that failed: {error}")
-    found = []
-    for one in wanted:
-        program = one.contender.find(places)
-        if program is None:
-            _say(f"goes on without {one.name}: {one.contender.missing}")
-        else:
-            found.append(_Entrant(one, program, one.contender.version(program)))
-    if not found:
-        raise BenchError("none of the routers is there")
-    return found
+    found, _ = _COMMAND.found(wanted, program_places(arguments), unpack=arguments.unpack)
+    return [_Entrant(one, program, one.contender.version(program)) for one, program in found]
 
 
 def _read(record: Path) -> list[Cell]:
@@ -209,18 +185,6 @@ def _said_of_others(counted: Sequence[Cell]) -> str:
     return f" (at most {own:.0%} by the race, which took precedence over all other work)"
 
 
-def _date() -> str:
-    return datetime.now(UTC).isoformat(timespec="minutes")
-
-
-def _say(line: str) -> None:
-    print(f"race: {line}", file=sys.stderr, flush=True)
-
-
-def _interrupted(_number: int, _frame: object) -> NoReturn:
-    raise KeyboardInterrupt
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m loadtest.race",
@@ -259,17 +223,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--report", action="store_true", help="run nothing; write the tables of what is on record"
     )
-    parser.add_argument("--results", type=Path, default=_TREE / "loadtest" / "results", metavar="DIR")
-    parser.add_argument(
-        "--programs",
-        type=Path,
-        default=_TREE / ".venv-bench",
-        metavar="DIR",
-        help="virtual environment with the other routers (default .venv-bench)",
-    )
-    parser.add_argument(
-        "--unpack", action="store_true", help="where HAProxy or nginx is missing, unpack Debian's package"
-    )
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
+    add_programs(parser)
     return parser
 
 

@@ -5,7 +5,9 @@ import json
 import math
 import os
 import select
+import signal
 import sys
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from support.pages import table
 from loadtest.bench import answers, debian, machine, processes, replica, report
 from loadtest.bench.__main__ import main
 from loadtest.bench.client import Clients, Homes
+from loadtest.bench.command import Command
 from loadtest.bench.contenders import (
     Setting,
     contenders,
@@ -588,3 +591,37 @@ def test_with_no_proxy_there_it_says_how_to_get_one(tmp_path, capsys):
     said = capsys.readouterr().err
     assert "goes on without vllm-router: make bench installs it" in said
     assert "none of the proxies is there" in said
+
+
+# --- what commands have in common -------------------------------------------------------------------
+
+
+def _stops() -> int:
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60.0)
+    return 0
+
+
+def _cannot() -> int:
+    raise BenchError("no router here")
+
+
+@pytest.mark.parametrize(
+    ("work", "status", "said"),
+    [
+        (lambda: 3, 3, ""),
+        (_cannot, 1, "race: no router here\n"),
+        (_stops, 130, "race: stopped, for now\n"),
+    ],
+)
+def test_a_command_ends_as_its_work_does_or_says_why(work, status, said, capsys) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    assert Command("race").run(work, stopped="stopped, for now") == status
+    assert capsys.readouterr().err == said
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_command_is_for_linux_only(monkeypatch, capsys) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert Command("soak").run(lambda: 0, stopped="") == 1
+    assert capsys.readouterr().err == "soak: this is Linux only\n"
