@@ -106,8 +106,8 @@ calibrate: $(STAMP) $(ENGINE_VENV)/.installed ## the simulated replica beside a 
 engine-demo: $(VENV)/.installed-run $(ENGINE_VENV)/.installed ## a session goes on at another real vLLM, which pulls its KV
 	HOMING_ENGINE=$(ENGINE_VENV)/bin/python $(BIN)/python tests/engine/demo.py
 
-engine-bench: $(VENV)/.installed-run $(ENGINE_VENV)/.installed ## what pulling gains and the connector costs, on a real vLLM
-	HOMING_ENGINE=$(ENGINE_VENV)/bin/python $(BIN)/python tests/engine/measure.py
+engine-bench: $(VENV)/.installed-run $(ENGINE_VENV)/.installed ## what pulling gains and the connector costs, on a real vLLM; PART=pulls is a part
+	HOMING_ENGINE=$(ENGINE_VENV)/bin/python $(BIN)/python tests/engine/measure.py $(PART)
 
 engine-env: $(ENGINE_VENV)/.installed ## a real vLLM on the processor (2.2 GB, some minutes)
 

@@ -291,11 +291,12 @@ def chat(router: Router, chance: random.Random, session: str, *, back: bool) -> 
             {"role": "assistant", "content": answer.json()["choices"][0]["message"]["content"] or ""},
             {"role": "user", "content": text(chance, 200)},
         ]
-        if not back:
+        if not back and turn < 3:
             router.end_sessions()
-    router.end_sessions()
     for name in used:
         router.drain(name, False)
+    # Some prefill replica has to take turns, to tell decode what it may let go of.
+    router.end_sessions()
     return taken
 
 
