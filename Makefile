@@ -15,7 +15,7 @@ COMPILED_TESTS := $(addprefix tests/,unit/core unit/dataplane unit/telemetry con
   $(addprefix integration/test_,relay.py trouble.py stream_errors.py isolation.py router.py queue.py strictness.py tls.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-compiled lint types check smoke bench bench-memory race soak engine-bench engine-check engine-demo engine-env engine-test calibrate format wheel clean
+.PHONY: help demo test test-compiled lint types check smoke bench bench-memory race soak steady engine-bench engine-check engine-demo engine-env engine-test calibrate format wheel clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -76,6 +76,9 @@ bench: $(BUILT_VENV)/.installed $(BENCH_VENV)/.installed ## processor time and l
 
 race: $(BUILT_VENV)/.installed $(BENCH_VENV)/.installed ## the same sessions through one router after the other (Linux)
 	$(BUILT_VENV)/bin/python -m loadtest.race --programs $(BENCH_VENV) --unpack
+
+steady: $(BUILT_VENV)/.installed ## what turns notice while a fleet is operated, and what two routers cost in hit rate
+	$(BUILT_VENV)/bin/python -m loadtest.steady --streams 200 --time-scale 0.4
 
 soak: $(BUILT_VENV)/.installed ## an hour of turns with faults, in simulated time: nothing may be left over (Linux)
 	$(BUILT_VENV)/bin/python -m loadtest.soak
