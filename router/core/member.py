@@ -80,6 +80,7 @@ class Member:
         "horizon",
         "id",
         "in_flight",
+        "kept_waiting",
         "kv_tokens",
         "kv_usage",
         "learned",
@@ -169,7 +170,9 @@ class Member:
         self.held_share = 1.0
         """KV tokens held for each prompt token of a turn there, as its reports have it."""
         self.seats: float | None = None
-        """Requests that it runs at once, where it last reported some waiting with KV to spare."""
+        """Requests that it runs at once, where two reports in a row had some waiting with KV to spare."""
+        self.kept_waiting = False
+        """Whether it last did. Once says little: whoever comes while a step runs waits for its end."""
         self.reach_tokens: int | None = None
         """KV capacity of device and host; `None` where either is not known."""
         self.agent_tokens: int | None = None
@@ -201,6 +204,7 @@ class Member:
         """What others hold, and whether there are places."""
         self.foreign_tokens = 0.0
         self.seats = None
+        kept_waiting, self.kept_waiting = self.kept_waiting, False
         if usage is None:
             return
         if self.capacity_tokens is not None:
@@ -211,7 +215,9 @@ class Member:
                 share = min(_MOST_HELD, max(_LEAST_HELD, held / self.kv_tokens))
                 self.held_share += _USAGE_GAIN * (share - self.held_share)
         if running and waiting and usage * (running + 1.0) < running:
-            self.seats = running
+            self.kept_waiting = True
+            if kept_waiting:
+                self.seats = running
 
     def take(
         self, turn: Prefilling, prompt_tokens: int, kv_tokens: int, missing_tokens: int, now: float
@@ -318,6 +324,7 @@ class Member:
         self.foreign = None
         self.foreign_tokens = 0.0
         self.seats = None
+        self.kept_waiting = False
         self.strangers_waiting = 0.0
 
     def shares_a_model_with(self, other: "Member") -> bool:

@@ -155,3 +155,31 @@ def test_turns_leave_prefill_in_the_order_of_their_time() -> None:
     of.pass_prefill(9.0)
     assert late.done
     assert of.due == []
+
+
+def test_who_waits_once_waits_for_a_step_and_who_waits_again_has_no_place() -> None:
+    of = member(9000)
+    busy = Report(running=4.0, waiting=1.0, kv_usage=0.1)
+    seats = []
+    for now, report in enumerate(
+        (
+            busy,
+            Report(running=4.0, waiting=0.0, kv_usage=0.1),
+            busy,
+            # Whoever waits for KV does not wait for a place.
+            Report(running=4.0, waiting=1.0, kv_usage=0.9),
+            busy,
+            Report(running=4.0, waiting=1.0),
+            busy,
+            busy,
+            busy,
+            Report(running=4.0, waiting=0.0, kv_usage=0.1),
+        )
+    ):
+        of.note(report, float(now))
+        seats.append(of.seats)
+    assert seats == [None] * 7 + [4.0, 4.0, None]
+    of.note(busy, 10.0)
+    of.begin_again(7, 3, WorkingSet(), Learned(8000.0))
+    of.note(busy, 11.0)
+    assert of.seats is None
