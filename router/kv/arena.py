@@ -70,6 +70,7 @@ class Arena:
     __slots__ = (
         "_generations",
         "_map",
+        "_met",
         "_start",
         "_stride",
         "_view",
@@ -92,6 +93,8 @@ class Arena:
             raise ArenaFault(errno.EINVAL, "the file is no arena of this version")
         self._start = _start(self.slots)
         self._generations = self._view[_PAGE : _PAGE + 8 * self.slots].cast("Q")
+        self._met = bytearray(self.slots)
+        """Slots whose pages this process has mapped."""
 
     @classmethod
     def attach(cls, path: str, identity: bytes) -> Self:
@@ -128,7 +131,13 @@ class Arena:
         """One rank's bytes of a block, writable. Raises `StaleHandle`."""
         if not 0 <= rank < self.parts:
             raise IndexError(f"rank {rank} of {self.parts}")
-        start = self._at(handle) + rank * self.part_bytes
+        place = self._at(handle)
+        if not self._met[handle.slot]:
+            # At once: page by page costs several times as much, in the middle of a copy.
+            self._met[handle.slot] = 1
+            with suppress(OSError, ValueError):
+                self._map.madvise(_POPULATE_WRITE, place, self._stride)
+        start = place + rank * self.part_bytes
         return self._view[start : start + self.part_bytes]
 
     def block(self, handle: Handle) -> memoryview:

@@ -44,6 +44,42 @@ def test_what_one_mapping_writes_the_other_reads(owner):
     worker.close()
 
 
+def mapped(path):
+    """Bytes of the file that this process has mapped, over all its mappings."""
+    size, ours = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if not line[:1].isupper():
+            ours = line.endswith(str(path))
+        elif ours and line.startswith("Rss:"):
+            size += int(line.split()[1]) * 1024
+    return size
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what is mapped is read from /proc")
+def test_a_slot_is_mapped_whole_before_it_is_copied_to(tmp_path):
+    whole = 1 << 20
+    owner = ArenaOwner(tmp_path / "large", slots=4, part_bytes=whole)
+    other = Arena.attach(str(owner.path), owner.arena.identity)
+    first, second = owner.allocate(), owner.allocate()
+    before = mapped(owner.path)
+    other.part(first, 0)
+    assert mapped(owner.path) >= before + whole
+    other.part(first, 0)
+    other.part(second, 0)
+    assert before + 2 * whole <= mapped(owner.path) < before + 3 * whole
+    other.close()
+    owner.close()
+
+
+def test_where_the_system_cannot_do_that_a_part_is_had_all_the_same(owner, monkeypatch):
+    monkeypatch.setattr(arena_module, "_POPULATE_WRITE", 9999)
+    other = Arena.attach(str(owner.path), owner.arena.identity)
+    handle = owner.allocate()
+    other.part(handle, 0)[:3] = b"abc"
+    assert bytes(owner.arena.block(handle)[:3]) == b"abc"
+    other.close()
+
+
 def test_slots_do_not_overlap(owner):
     handles = [owner.allocate() for _ in range(4)]
     for number, handle in enumerate(handles):
