@@ -9,6 +9,7 @@ import pytest
 from support.plane import data_plane, settled, until
 from support.raw import RawReplica, Request, Stream, chat, post, raw_client, raw_replica
 
+from router.base.build import kind_of_build
 from router.base.ids import ReplicaId
 from router.core.plan import Plan, Retry
 from router.core.strategies.priced import Priced
@@ -729,6 +730,7 @@ class Asking(asyncio.Protocol):
         self.upstream.send(self.heard, (b"POST / HTTP/1.1\r\nhost: r\r\n\r\n",), head_only=False)
 
 
+@pytest.mark.skipif(kind_of_build() == "compiled", reason="inherits from what is compiled")
 @pytest.mark.parametrize("gathering", [False, True])
 async def test_a_request_that_met_a_replicas_farewell_in_one_turn_of_the_loop_was_not_taken(
     gathering: bool,
