@@ -162,13 +162,14 @@ async def test_a_bill_has_its_options_in_columns_and_marks_the_cheapest_and_the_
         assert [head[1] for head in heads if head[2]] == [decision["replica"]]
         assert [("chosen" in head[0]) for head in heads] == [head[2] for head in heads]
         rows = {row[0]: row[1:] for row in await browser.rows("The bill")}
-        assert list(rows)[:8] == [
+        assert list(rows)[:9] == [
             "Wait",
             "Fetch",
             "Compute",
             "Crowd",
             "Displacement",
             "Move",
+            "Residue",
             "Risk",
             "Price",
         ]
