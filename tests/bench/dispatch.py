@@ -29,7 +29,9 @@ ROUNDS = 400
 def turn(session: int, depth: int) -> Turn:
     """A third of the chain is shared by all sessions, as a system prompt and tools would be."""
     shared = DEPTH // 3
-    hashes = tuple(range(1, shared + 1)) + tuple(session * 1000 + at for at in range(depth - shared))
+    hashes = tuple(range(1, shared + 1)) + tuple(
+        (session + 1) * 1_000_000 + at for at in range(depth - shared)
+    )
     ends = tuple(4000 * (at + 1) for at in range(depth))
     key = SessionKey(f"s{session}")
     return Turn("/v1/chat/completions", "m", OPEN_TENANT, key, "", Chain(hashes, ends, 1), stream=True)
