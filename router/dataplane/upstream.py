@@ -347,6 +347,8 @@ class UpstreamConnection:
     def connection_lost(self, exc: Exception | None) -> None:
         transport, self._transport = self._transport, None
         self._pool.lost(self)
+        # Also where nobody waits for the answer any more: else it would be remembered for ever.
+        unsent = transport is not None and self._pool.outbox.forget(transport)
         if self._receiver is None:
             return
         if self._eof and exc is None and not self._in_head and not self._chunked and self._length is None:
@@ -358,8 +360,8 @@ class UpstreamConnection:
         where = "its answer" if self._answered else "any answer"
         when = "in the middle of" if self._answered else "before"
         taken = self._answered or transport is None
-        if transport is not None and not self._pool.outbox.forget(transport):
-            taken = taken or not unacknowledged(transport.get_extra_info("socket"))
+        if transport is not None and not taken and not unsent:
+            taken = not unacknowledged(transport.get_extra_info("socket"))
         self._break(f"closed the connection {when} {where}", taken=taken)
 
     def _break(self, why: str, *, taken: bool = True) -> None:

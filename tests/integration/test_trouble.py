@@ -759,3 +759,19 @@ async def test_a_request_that_met_a_replicas_farewell_in_one_turn_of_the_loop_wa
             transport.close()
     assert not outbox._dropped
     pool.close()
+
+
+@pytest.mark.skipif(kind_of_build() == "compiled", reason="inherits from what is compiled")
+async def test_a_request_that_is_given_up_before_it_was_sent_leaves_nothing_behind() -> None:
+    loop = asyncio.get_running_loop()
+    outbox = Outbox()
+    outbox.gather(loop.call_soon)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        pool = Pool(ReplicaId("r"), url, Limits(), now=loop.time, api_key=None, outbox=outbox)
+        upstream = await pool.connect()
+        upstream.send(Heard(), (b"POST / HTTP/1.1\r\nhost: r\r\n\r\n",), head_only=False)
+        upstream.abort()
+        await until(lambda: len(pool) == 0)
+    assert not outbox._transports
+    assert not outbox._dropped

@@ -428,6 +428,8 @@ class Exchanges(RuleBasedStateMachine):
             assert len(self.plane.tasks) == 0
             assert not self.connecting
             assert all(replica.wire.closed for replica in self.replicas)
+            self.plane.outbox.flush()
+            assert not self.plane.outbox._dropped
         finally:
             self.loop.close()
 
