@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from router.base.errors import ErrorKind
 from router.base.ids import OPEN_TENANT, ReplicaId
 from router.core.decide import Candidate, Decision
-from router.core.observe import FAILURES, Ended, Outcome, Prefilled, WaitEnd
+from router.core.observe import FAILURES, Ended, Outcome, Prefilled, Usage, WaitEnd
 from router.core.price import Line, lines, local_s
 from router.core.request import Turn
 from router.telemetry.otlp import Value, key
@@ -168,6 +168,21 @@ def wait_failed(end: WaitEnd) -> bool:
     return end in _FAILED_WAITS
 
 
+def _add_end(fields: Fields, outcome: Outcome, usage: Usage | None) -> None:
+    """How it ended, and the tokens that the replica told."""
+    if usage is not None:
+        for name, count in (
+            (_INPUT, usage.prompt_tokens),
+            (_OUTPUT, usage.completion_tokens),
+            (_CACHE_READ, usage.cached_tokens),
+        ):
+            if count is not None:
+                fields.append((name, count))
+    fields.append((_OUTCOME, outcome.value))
+    if outcome in FAILURES:
+        fields.append((_ERROR_TYPE, outcome.value))
+
+
 def attempt_fields(ended: Ended, url: str | None) -> Fields:
     """One attempt: what was asked of the replica at `url`, why it was given the turn, and what came."""
     turn, decision, outcome = ended.turn, ended.decision, ended.outcome
@@ -187,17 +202,7 @@ def attempt_fields(ended: Ended, url: str | None) -> Fields:
         fields += ((_ADDRESS, host), (_PORT, port))
     if ttft_s is not None:
         fields.append((_FIRST_CHUNK, ttft_s))
-    if usage is not None:
-        for name, count in (
-            (_INPUT, usage.prompt_tokens),
-            (_OUTPUT, usage.completion_tokens),
-            (_CACHE_READ, usage.cached_tokens),
-        ):
-            if count is not None:
-                fields.append((name, count))
-    fields.append((_OUTCOME, outcome.value))
-    if outcome in FAILURES:
-        fields.append((_ERROR_TYPE, outcome.value))
+    _add_end(fields, outcome, usage)
     fields += (
         (_REPLICA, decision.replica),
         (_KIND, decision.kind.value),
@@ -233,13 +238,8 @@ def prefill_fields(prefilled: Prefilled, url: str | None) -> Fields:
     if url is not None:
         host, port = _place(url)
         fields += ((_ADDRESS, host), (_PORT, port))
-    if usage is not None:
-        for name, count in ((_INPUT, usage.prompt_tokens), (_CACHE_READ, usage.cached_tokens)):
-            if count is not None:
-                fields.append((name, count))
-    fields.append((_OUTCOME, outcome.value))
-    if outcome in FAILURES:
-        fields.append((_ERROR_TYPE, outcome.value))
+    # What a prefill replica generates is one token, for nobody.
+    _add_end(fields, outcome, usage.replace(completion_tokens=None) if usage is not None else None)
     fields += (
         (_REPLICA, prefilled.replica),
         (_ATTEMPT, prefilled.number),
