@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Final
 
+from router.base.common import common_length
+
 ROOT: Final = 0
 """What the whole rendering depends on: model, tenant, template and its arguments."""
 TOOLS: Final = 1
@@ -84,15 +86,7 @@ class Outline:
 
     def common(self, other: "Outline") -> int:
         """How many leading segments are the same."""
-        mine, others = memoryview(self.own), memoryview(other.own)
-        low, high = 0, min(len(mine), len(others))
-        while low < high:
-            middle = (low + high + 1) // 2
-            if mine[low:middle] == others[low:middle]:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        return common_length(memoryview(self.own), memoryview(other.own))
 
     def beginning(self, at: int) -> int:
         """Where that which segment `at` is of begins."""

@@ -5,6 +5,8 @@ prompt. To make numbers of thousands of ids, three times a turn, was most of wha
 Knows no replicas, and no JSON but such lists.
 """
 
+from router.base.common import common_length
+
 
 class TokenIds:
     """Ids as decimal numbers with a comma behind each. Never changes.
@@ -63,14 +65,8 @@ class TokenIds:
     def common(self, other: "TokenIds") -> int:
         """How many ids both begin with."""
         one, two = self._text, other._text
-        low, high = 0, min(len(one), len(two))
-        while low < high:
-            middle = (low + high + 1) // 2
-            if one[low:middle] == two[low:middle]:
-                low = middle
-            else:
-                high = middle - 1
+        same = common_length(one, two)
         # Prompts mostly differ at their ends, and counting is what takes time here.
-        if 2 * low < len(one):
-            return one.count(b",", 0, low)
-        return self._count - one.count(b",", low)
+        if 2 * same < len(one):
+            return one.count(b",", 0, same)
+        return self._count - one.count(b",", same)

@@ -9,6 +9,7 @@ from typing import Final
 
 from msgspec import UNSET
 
+from router.base.common import common_length
 from router.core.observe import Usage
 from router.dataplane.answer_facts import (
     INTERNAL_BYTES,
@@ -202,9 +203,10 @@ class StreamReader:
         """See whether this harmless piece and the one before differ in no more than a text."""
         self._shapes -= 1
         before, self._before = self._before, piece
-        head = _common_start(before, piece)
+        head = piece[: common_length(before, piece)]
         head = head[: head.rfind(b':"') + 2]
-        foot = _common_start(before[: len(head) - 1 : -1], piece[: len(head) - 1 : -1])[::-1]
+        backwards = piece[: len(head) - 1 : -1]
+        foot = backwards[: common_length(before[: len(head) - 1 : -1], backwards)][::-1]
         foot = foot[foot.find(b'"') :]
         known = head.endswith(b':"') and foot.startswith(b'"')
         if known and piece.find(b'"', len(head), len(piece) - len(foot)) < 0:
@@ -287,18 +289,6 @@ class StreamReader:
         else:
             self.saw_content = True
         return out
-
-
-def _common_start(one: bytes, two: bytes) -> bytes:
-    """The longest start that both have."""
-    low, high = 0, min(len(one), len(two))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[:middle] == two[:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return one[:low]
 
 
 def read_body(dialect: Dialect | None, body: bytes) -> tuple[bytes, Usage | None, str | None]:
