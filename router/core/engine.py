@@ -53,7 +53,7 @@ from router.core.pairbook import PairBook, PairEnd
 from router.core.pairing import Pairing, behind, choose, prices_of
 from router.core.plan import PairRules, Plan, PullRules
 from router.core.prefix import PrefixIndex
-from router.core.pullbook import PullBook, Pulled
+from router.core.pullbook import CAME, PullBook, Pulled
 from router.core.pulling import LEAST_FETCH_S, Pulling
 from router.core.queue import Chosen, Held, due_at
 from router.core.request import Turn
@@ -78,9 +78,6 @@ _EXPIRE_MOST: Final = 2048
 
 # How an attempt ends at a replica that is not there (any more).
 _GONE: Final = frozenset({Outcome.DIED, Outcome.CONNECT_FAILED})
-
-# Share of a pull that makes it one which succeeded.
-_CAME: Final = 0.8
 
 # How the prefill ends of a replica that could not fetch what it was sent: it speaks against the path.
 _DECLINED: Final = frozenset({Outcome.SERVER_ERROR, Outcome.TIMEOUT})
@@ -964,7 +961,7 @@ class Engine:
         curve = leg.member.learned.curve
         rest_s = chosen.wait_s + curve.seconds(max(1, prompt_tokens - cached_tokens), prompt_tokens)
         size = int(came * self.pairs.transfers.token_bytes)
-        return Pulled(came, size, max(LEAST_FETCH_S, now - leg.began - rest_s), came >= _CAME * wanted)
+        return Pulled(came, size, max(LEAST_FETCH_S, now - leg.began - rest_s), came >= CAME * wanted)
 
     def pair_rules(self, plan: int) -> PairRules:
         """How pairs work under a policy."""

@@ -28,16 +28,15 @@ _NONE: Final[Mapping[ReplicaId, Flight]] = MappingProxyType({})
 _BITS: Final = 8.0
 _GIGA: Final = 1e9
 
-
 # Share of a pull that makes it one which succeeded.
-_CAME: Final = 0.8
+CAME: Final = 0.8
 
 
 def pull_came(decision: Decision, cached_tokens: int) -> bool:
     """Whether a turn's pull brought what it was sent for, by the cached tokens that its replica reports."""
     assert decision.pull is not None
     came = cached_tokens - (decision.cached_tokens - decision.pull.tokens)
-    return came >= _CAME * decision.pull.tokens
+    return came >= CAME * decision.pull.tokens
 
 
 class Pulled(NamedTuple):
