@@ -11,7 +11,7 @@ SOURCES := pyproject.toml hatch_build.py $(shell find router policies -name '*.p
 # What a compiled build is tested with, and by: all that the hot path can be seen by.
 TEST_TOOLS := h11 hypothesis opentelemetry-proto pytest pytest-asyncio pytest-timeout pytest-xdist trustme
 # Of the integration tests, those of what is compiled.
-COMPILED_TESTS := $(addprefix tests/,unit/core unit/dataplane unit/telemetry contract property \
+COMPILED_TESTS := $(addprefix tests/,unit/core unit/dataplane unit/simulator unit/telemetry contract property \
   $(addprefix integration/test_,relay.py trouble.py stream_errors.py isolation.py router.py queue.py strictness.py tls.py))
 
 .DEFAULT_GOAL := help

@@ -159,10 +159,10 @@ def _against(pairs: Sequence[tuple[dict[str, float], dict[str, float]]], figure:
 
 
 def _sources(trace: Path) -> list[Path]:
-    """All that figures are made by."""
+    """All that figures are made by, in an order that a checkout and an installed package have in common."""
     package = Path(router.__file__).parent
     parts = ("base", "core", "settings", "simulator")
-    code = [file for part in parts for file in (package / part).rglob("*.py")]
+    code = [file for part in parts for file in sorted((package / part).rglob("*.py"))]
     policies = [find_policy(name, Path()) for name in POLICIES]
     return [trace, Path(__file__), *code, *policies]
 

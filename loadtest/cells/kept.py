@@ -46,9 +46,11 @@ class Kept:
 
 
 def digest(files: Iterable[Path]) -> str:
-    """What stands for the contents of these files. Raises `HomingError` for one that cannot be read."""
+    """What stands for the contents of these files, in this order and wherever they lie.
+
+    Raises `HomingError` for one that cannot be read."""
     found = hashlib.sha256()
-    for file in sorted(files):
+    for file in files:
         try:
             found.update(file.read_bytes())
         except OSError as error:

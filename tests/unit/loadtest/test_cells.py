@@ -55,12 +55,14 @@ def test_a_file_that_keeps_something_else_is_refused_with_its_line(tmp_path: Pat
         Kept(path)
 
 
-def test_the_digest_changes_with_any_file(tmp_path: Path) -> None:
+def test_the_digest_changes_with_any_file_and_not_with_where_they_lie(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     one.write_text("1")
     two.write_text("2")
     before = digest([one, two])
-    assert digest([two, one]) == before
+    elsewhere = tmp_path / "zzz"
+    elsewhere.write_text("1")
+    assert digest([elsewhere, two]) == before
     two.write_text("3")
     assert digest([one, two]) != before
     with pytest.raises(HomingError, match="three"):

@@ -99,15 +99,16 @@ def test_turns_that_come_at_once_share_the_replica(make):
     assert play(trace, batch_tokens=1000).run().ttft_s == pytest.approx([1.0, 2.0])
 
 
-def test_the_engine_learns_what_a_live_one_does(make):
+def test_the_engine_learns_what_a_live_one_does(make, monkeypatch):
     trace = make.trace(make.session("s", (1000, 0, 100, 0.0), (1280, 15, 11, 2.5)))
     replay = play(trace, replicas=2)
     seen = []
     report = replay._engine.report
-    replay._engine.report = lambda replica, what, now: (
-        seen.append((now, replica, what)),
-        report(replica, what, now),
-    )  # type: ignore[method-assign,assignment]
+    monkeypatch.setattr(
+        replay._engine,
+        "report",
+        lambda replica, what, now: (seen.append((now, replica, what)), report(replica, what, now)),
+    )
     replay.run()
     engine = replay._engine
     assert engine.in_flight() == 0
@@ -126,7 +127,7 @@ def test_the_engine_learns_what_a_live_one_does(make):
     assert not [what for _, replica, what in seen if replica == other.id]
 
 
-def test_a_prediction_is_what_the_replica_then_finds(make):
+def test_a_prediction_is_what_the_replica_then_finds(make, monkeypatch):
     trace = make.trace(make.session("s", (1000, 0, 11, 0.0), (1200, 15, 11, 5.0), (1500, 18, 1, 5.0)))
     replay = play(trace)
     decisions = []
@@ -137,7 +138,7 @@ def test_a_prediction_is_what_the_replica_then_finds(make):
         decisions.append(ticket.decision)
         return ticket
 
-    replay._engine.admit = noting  # type: ignore[method-assign,assignment]
+    monkeypatch.setattr(replay._engine, "admit", noting)
     replay.run()
     # The router counts in tokens, the replica in full blocks of 64.
     assert [decision.prompt_tokens for decision in decisions] == [1000, 1200, 1500]
