@@ -168,7 +168,7 @@ class Router:
             on_stored=self.hearsay.stored if self.hearsay is not None else None,
         )
         if self.hearsay is not None:
-            self.hearsay.engine = self.engine
+            self.hearsay.hearing = self.engine.hearing
         self.discovery = Discovery(self.clock, self._set_replicas, self.engine.has_turns)
         self.feeds = KvFeeds(self.engine)
         # Whoever tells the engine of replicas tells the shadow, too.
@@ -296,7 +296,7 @@ class Router:
         if self._place is not None:
             # Its parent sees to all else.
             return Succession(
-                EngineKeeper(self.engine, self.clock, secret),
+                EngineKeeper(self.engine.recollection, self.clock, secret),
                 recall_from=Path(self._place.recall_from),
                 leave_at=Path(self._place.leave_at),
                 handover_path=None,
@@ -306,7 +306,7 @@ class Router:
         written = self.config.restart
         snapshot = folder / written.snapshot if written.snapshot is not None else None
         return Succession(
-            EngineKeeper(self.engine, self.clock, secret),
+            EngineKeeper(self.engine.recollection, self.clock, secret),
             recall_from=snapshot,
             leave_at=snapshot,
             handover_path=folder / written.handover if written.handover is not None else None,

@@ -29,7 +29,7 @@ _encode: Final = msgspec.msgpack.encode
 
 
 class Hearing(Protocol):
-    """The engine, as far as it is told of others' turns."""
+    """The engine's part that is told of others' turns."""
 
     def start_time(self, replica: ReplicaId) -> float | None: ...
 
@@ -41,10 +41,10 @@ class Hearing(Protocol):
 class Hearsay(Silent):
     """Listens to an engine's turns and tells of them; takes in what it is told."""
 
-    __slots__ = ("_clock", "_send", "engine", "heard", "strange", "told")
+    __slots__ = ("_clock", "_send", "heard", "hearing", "strange", "told")
 
     def __init__(self, clock: Clock) -> None:
-        self.engine: Hearing | None = None
+        self.hearing: Hearing | None = None
         """To be set before the first turn."""
         self._clock = clock
         self._send: Callable[[Kind, bytes], None] | None = None
@@ -59,7 +59,7 @@ class Hearsay(Silent):
         self._send = send
 
     def on_ended(self, ended: Ended) -> None:
-        if self._send is None or self.engine is None:
+        if self._send is None or self.hearing is None:
             return
         turn, decision, usage = ended.turn, ended.decision, ended.usage
         chain = turn.chain
@@ -71,7 +71,7 @@ class Hearsay(Silent):
         reply = usage.completion_tokens if usage is not None else None
         heard = HeardTurn(
             decision.replica,
-            self.engine.start_time(decision.replica),
+            self.hearing.start_time(decision.replica),
             turn.tenant,
             turn.session,
             turn.session_source,
@@ -87,11 +87,11 @@ class Hearsay(Silent):
 
     def stored(self, tenant: TenantId, response_id: str, stored: Stored) -> None:
         """A response is stored on a replica."""
-        if self._send is None or self.engine is None:
+        if self._send is None or self.hearing is None:
             return
         heard = HeardResponse(
             stored.replica,
-            self.engine.start_time(stored.replica),
+            self.hearing.start_time(stored.replica),
             tenant,
             response_id,
             stored.session,
@@ -103,12 +103,12 @@ class Hearsay(Silent):
 
     def hear(self, kind: Kind, message: bytes) -> None:
         """Another worker says so."""
-        assert self.engine is not None
+        assert self.hearing is not None
         try:
             if kind is Kind.TURN:
-                known = self.engine.hear_turn(_TURN.decode(message), self._clock.now())
+                known = self.hearing.hear_turn(_TURN.decode(message), self._clock.now())
             else:
-                known = self.engine.hear_response(_RESPONSE.decode(message))
+                known = self.hearing.hear_response(_RESPONSE.decode(message))
         except msgspec.MsgspecError:
             _log.exception("a worker said what cannot be understood; it goes unheard")
             return

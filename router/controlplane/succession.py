@@ -46,17 +46,17 @@ class Keeper(Protocol):
 class EngineKeeper:
     """The `Keeper` of one engine."""
 
-    def __init__(self, engine: Remembering, clock: Clock, secret: bytes) -> None:
-        self._engine = engine
+    def __init__(self, recollection: Remembering, clock: Clock, secret: bytes) -> None:
+        self._recollection = recollection
         self._clock = clock
         self._secret = secret
 
     async def remember(self) -> bytes:
-        return snapshot.encode(self._engine.memory(self._clock.now()), self._secret)
+        return snapshot.encode(self._recollection.memory(self._clock.now()), self._secret)
 
     async def recall(self, raw: bytes) -> None:
         found = await asyncio.to_thread(snapshot.decode, raw, self._secret)
-        verdicts = self._engine.recall(found.memory, self._clock.now(), found.passed_s())
+        verdicts = self._recollection.recall(found.memory, self._clock.now(), found.passed_s())
         for replica, why in verdicts.items():
             if why:
                 _log.info("snapshot: %s %s: cold", replica, why)

@@ -171,7 +171,7 @@ class Pairs:
         handoff.begin()
         declined = False
         while True:
-            leg = engine.begin_prefill(ticket, plane.now(), plan=routed.plan, failed=handoff.failed)
+            leg = engine.legs.begin(ticket, plane.now(), plan=routed.plan, failed=handoff.failed)
             if leg is None:
                 engine.pairs.ends[PairEnd.ALONE] += 1
                 return
@@ -388,9 +388,9 @@ class Pairs:
         """Enter what decode holds, for the session's next turn; or have it let go of."""
         engine, turn = self._engine, ticket.turn
         counts = engine.pairs.unclaimed
-        block_tokens = engine.block_tokens(ticket.decision.replica)
+        block_tokens = engine.legs.block_tokens(ticket.decision.replica)
         offer = offer_of(raw, block_tokens) if block_tokens is not None else None
-        until = engine.claimable(ticket, self._plane.now())
+        until = engine.legs.claimable(ticket, self._plane.now())
         if block_tokens is None or offer is None:
             counts[Unclaimed.NOT_UNDERSTOOD] += 1
             return
@@ -429,7 +429,7 @@ class Pairs:
     def sweep(self, now: float) -> None:
         """Let go of what nobody will fetch, at the replicas that hold it."""
         for claim in self._engine.pairs.claims.dropped(now):
-            prefill = self._engine.release_by(claim.model)
+            prefill = self._engine.legs.release_by(claim.model)
             if prefill is None or self._releasing >= _RELEASES:
                 continue  # the holder's own time ends it
             self._releasing += 1
@@ -464,7 +464,7 @@ class Pairs:
             self.released[done] += 1
 
     def _rules(self, routed: Routed) -> PairRules:
-        return self._engine.pair_rules(routed.plan)
+        return self._engine.legs.rules(routed.plan)
 
 
 def _ids(told: bytes | None, like: TokenIds | None = None) -> TokenIds | None:

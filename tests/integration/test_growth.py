@@ -9,8 +9,8 @@ from support.plane import data_plane, settled, until
 from support.raw import RawClient, RawReplica, Request, Stream, post, raw_client, raw_replica
 
 from router.base.clock import SystemClock
-from router.core import engine as core_engine
 from router.core.engine import Engine
+from router.core.model import Models
 from router.core.plan import Plan
 from router.core.prefix import PrefixIndex
 from router.core.session import SessionTable
@@ -79,8 +79,6 @@ def blocks() -> int:
 async def test_some_thousand_turns_of_ever_new_sessions_leave_the_router_as_large_as_it_was(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(core_engine, "StoredResponses", lambda: StoredResponses(most=100))
-    monkeypatch.setattr(core_engine, "_MAX_MODELS", 40)
     monkeypatch.setattr(routing, "_REMEMBERED_KEYS", 100)
     monkeypatch.setattr(routing, "_REMEMBERED_SALTS", 100)
     clock = SystemClock()
@@ -91,6 +89,8 @@ async def test_some_thousand_turns_of_ever_new_sessions_leave_the_router_as_larg
         observer=Fanout((Counters(), RecentDecisions(clock, max_records=100))),
         index=PrefixIndex(max_segments=500),
         sessions=SessionTable(max_sessions=200),
+        models=Models(most=40),
+        responses=StoredResponses(most=100),
     )
     async with (
         raw_replica(answer) as one,

@@ -83,7 +83,7 @@ async def test_the_first_byte_of_a_turn_that_moved_is_timed_from_its_first_attem
         await stream.end()
 
     async with raw_replica(late) as one, raw_replica(late) as two, data_plane([one.url, two.url]) as plane:
-        times = plane.engine._observer = Times()
+        times = plane.engine._teller.observer = Times()
         async with raw_client(plane.port) as client:
             await client.send(post(chat(stream=True)))
             await until(lambda: one.requests or two.requests)

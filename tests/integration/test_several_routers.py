@@ -127,9 +127,9 @@ class Several:
         """Another one takes a router's place, once that has no turn left, and recalls what it knew."""
         while self.held[number] or self.engines[number].in_flight():
             self.step(but=number)
-        memory = self.engines[number].memory(self.now)
+        memory = self.engines[number].recollection.memory(self.now)
         self.engines[number] = self.engine()
-        self.engines[number].recall(memory, self.now, 0.0)
+        self.engines[number].recollection.recall(memory, self.now, 0.0)
 
     def run(self, turns: int) -> None:
         wanted = self.ended + turns

@@ -33,7 +33,7 @@ class Outcomes(Silent):
 
     def __init__(self, plane: DataPlane) -> None:
         self.seen: list[Outcome] = []
-        plane.engine._observer = self
+        plane.engine._teller.observer = self
 
     def on_ended(self, ended: Ended) -> None:
         self.seen.append(ended.outcome)

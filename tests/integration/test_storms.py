@@ -157,7 +157,7 @@ class Given(Silent):
 
     def __init__(self, plane: DataPlane) -> None:
         self.turns: Counter[str] = Counter()
-        plane.engine._observer = self
+        plane.engine._teller.observer = self
 
     def on_decision(self, turn: Turn, decision: Decision) -> None:
         self.turns[decision.replica] += 1

@@ -207,7 +207,7 @@ class Crowd:
             )
             for at in range(number)
         ]
-        self.engine.recall(Memory(tuple(replicas), tuple(sessions)), self.clock.now(), 0.0)
+        self.engine.recollection.recall(Memory(tuple(replicas), tuple(sessions)), self.clock.now(), 0.0)
         return [session.key for session in sessions]
 
     def turn(self, session: Lived, grow: int = 1) -> Turn:

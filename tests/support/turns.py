@@ -4,15 +4,17 @@ from random import Random
 
 import pytest
 
-from router.base.errors import Refused
+from router.base.errors import ErrorKind, Refused
 from router.base.ids import OPEN_TENANT, ReplicaId, SessionKey, TenantId
 from router.core.decide import Decision
 from router.core.engine import Engine
 from router.core.fleet import ReplicaSpec
 from router.core.hashing import hash64
-from router.core.observe import Outcome, Usage
+from router.core.model import Models
+from router.core.observe import Ended, HealthChange, Outcome, Usage
 from router.core.plan import Plan
 from router.core.request import Chain, Turn
+from router.core.residency import Residency
 from router.core.strategies.priced import Priced
 
 A, B, C = ReplicaId("a"), ReplicaId("b"), ReplicaId("c")
@@ -22,9 +24,16 @@ def specs(*names: str) -> list[ReplicaSpec]:
     return [ReplicaSpec(ReplicaId(name), f"http://{name}:8000") for name in names]
 
 
-def engine(*names: str, plan: Plan | None = None, observer: object = None, seed: int = 1) -> Engine:
+def engine(
+    *names: str,
+    plan: Plan | None = None,
+    observer: object = None,
+    seed: int = 1,
+    models: Models | None = None,
+) -> Engine:
     """An engine whose replicas are all well."""
-    made = Engine([plan or Plan(name="home", strategy=Priced())], rng=Random(seed), observer=observer)  # type: ignore[arg-type]
+    plans = [plan or Plan(name="home", strategy=Priced())]
+    made = Engine(plans, rng=Random(seed), observer=observer, models=models)  # type: ignore[arg-type]
     made.set_replicas(specs(*names), 0.0)
     for name in names:
         made.probe_passed(ReplicaId(name), 0.0)
@@ -81,3 +90,40 @@ def refusal(of: Engine, request: Turn, now: float = 0.0, **more: object) -> Refu
 def long(session: str, kilobytes: int = 40) -> Turn:
     """10,000 tokens unless said otherwise: above the horizon."""
     return turn(session, *(hash64(f"{session}{at}".encode()) for at in range(kilobytes // 4)))
+
+
+def resident(session: str, blocks: int) -> Residency:
+    """What events say of a replica that holds so many blocks of a session."""
+    made = Residency()
+    made.stored(list(range(1, blocks + 1)), None, 16, SessionKey(session))
+    return made
+
+
+def cached(decision: Decision) -> dict[str, int]:
+    """What of the prompt each candidate was believed to hold."""
+    return {candidate.replica: candidate.cached_tokens for candidate in decision.candidates}
+
+
+class Recorder:
+    """An observer that keeps what it is told, but for waits and prefills."""
+
+    def __init__(self) -> None:
+        self.facts: list[tuple[str, object]] = []
+
+    def on_decision(self, of: Turn, decision: Decision) -> None:
+        self.facts.append(("decision", decision.kind))
+
+    def on_refused(self, of: Turn, kind: ErrorKind, message: str, now: float) -> None:
+        self.facts.append(("refused", kind))
+
+    def on_ended(self, ended: Ended) -> None:
+        self.facts.append(("ended", (ended.outcome, ended.ttft_s)))
+
+    def on_health(self, change: HealthChange) -> None:
+        self.facts.append(("health", (change.before, change.after)))
+
+    def on_restarted(self, replica: ReplicaId, now: float) -> None:
+        self.facts.append(("restarted", replica))
+
+    def on_moved(self, session: SessionKey, before: ReplicaId, after: ReplicaId, now: float) -> None:
+        self.facts.append(("moved", (before, after)))

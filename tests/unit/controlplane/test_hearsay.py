@@ -31,7 +31,7 @@ class Worker:
             observer=self.hearsay,
             on_stored=self.hearsay.stored,
         )
-        self.hearsay.engine = self.engine
+        self.hearsay.hearing = self.engine.hearing
         self.said: list[tuple[Kind, bytes]] = []
         self.hearsay.set_listener(lambda kind, message: self.said.append((kind, message)))
         self.engine.set_replicas([ReplicaSpec(name, f"http://{name}") for name in NAMES], 0.0)

@@ -1,250 +1,72 @@
-"""A paired turn in the engine: who computes its prompt, what is counted where, and what the books learn."""
-
-from random import Random
+"""A turn's prompt in a prefill replica's hands: counted once, uncounted once."""
 
 import pytest
 
-from router.base.errors import ErrorKind, Refused
-from router.base.ids import OPEN_TENANT, ReplicaId, SessionKey
-from router.core.claims import Claim
-from router.core.decide import Kind
-from router.core.engine import Engine
-from router.core.fleet import ReplicaSpec, Report, Role
+from router.base.ids import OPEN_TENANT, ReplicaId
+from router.core.decide import Decision, Kind
+from router.core.fleet import ReplicaSpec, Role
+from router.core.learned import Learned
 from router.core.leg import Leg
+from router.core.member import Member
+from router.core.model import Model
 from router.core.observe import Outcome, Usage
-from router.core.pairbook import PairEnd
-from router.core.plan import Overload, PairRules, Plan
-from router.core.request import Chain, Turn
-from router.core.strategies.priced import Priced
+from router.core.pairing import Pairing, prices_of
+from router.core.plan import PairRules
+from router.core.request import EMPTY_CHAIN, Turn
+from router.core.session import WorkingSet
 from router.core.ticket import Ticket
-from router.core.token_ids import TokenIds
 
-P, Q, D, E, W = (ReplicaId(name) for name in "pqdew")
-PROMPT = 10_000
-"""Tokens of `turn`'s prompt, by the ratio before anything is learned, or about so many."""
+P, D = ReplicaId("p"), ReplicaId("d")
 
 
-def spec(name: ReplicaId, role: Role, *, two_way: bool = False) -> ReplicaSpec:
-    return ReplicaSpec(name, f"http://{name}:1", role=role, two_way=two_way)
+class Books:
+    def __init__(self) -> None:
+        self.told: list[tuple[Outcome, float, Usage | None]] = []
+
+    def accepted(self, ticket: Ticket, now: float) -> None: ...
+
+    def ended(self, ticket: Ticket, outcome: Outcome, now: float, usage: Usage | None) -> None: ...
+
+    def leg_ended(self, leg: Leg, outcome: Outcome, now: float, usage: Usage | None) -> None:
+        self.told.append((outcome, now, usage))
 
 
-FLEET = (
-    spec(P, Role.PREFILL, two_way=True),
-    spec(Q, Role.PREFILL, two_way=True),
-    spec(D, Role.DECODE),
-    spec(E, Role.DECODE),
-)
+@pytest.fixture
+def books() -> Books:
+    return Books()
 
 
-def fleet(*specs: ReplicaSpec, plan: Plan | None = None) -> Engine:
-    engine = Engine([plan or Plan(name="home", strategy=Priced())], rng=Random(1))
-    engine.set_replicas(specs or FLEET, 0.0)
-    for one in specs or FLEET:
-        engine.probe_passed(one.id, 0.0)
-    return engine
-
-
-def turn(session: str = "s", *, segments: int = 1, pairs: bool = True, last: bool = False) -> Turn:
-    chain = Chain(tuple(range(7, 7 + segments)), tuple(40_000 + 400 * at for at in range(segments)), 1)
-    key = SessionKey(session.ljust(32, "0"))
-    return Turn(
-        "/v1/chat/completions", "m", OPEN_TENANT, key, "x", chain, last=last, pairs=pairs, returns=pairs
+def leg(books: Books, *, prompt: int = 100, cached: int = 40) -> Leg:
+    turn = Turn("/v1/x", "m", OPEN_TENANT, None, "", EMPTY_CHAIN)
+    pairing = Pairing(P, None, cached, 1.0, (), prompt, prices_of(PairRules()), None, frozenset({D}))
+    decision = Decision(D, Kind.PAIR, "", "p", (), None, None, prompt, cached, 0, 10.0, pair=pairing)
+    answers, prefills = (
+        Member(ReplicaSpec(name, f"http://{name}:1", role=role), 0, 0, WorkingSet(), Learned(8000.0))
+        for name, role in ((D, Role.DECODE), (P, Role.PREFILL))
     )
+    of = Leg(books, Ticket(books, turn, decision, answers, Model("m"), 0), pairing, prefills, None, 0, 10.0)
+    prefills.take(of, prompt, prompt, of.missing, 10.0)
+    return of
 
 
-def in_flight(engine: Engine) -> dict[str, int]:
-    return {status.id: status.in_flight for status in engine.replicas(0.0) if status.in_flight}
+def test_only_the_first_end_counts_and_gives_back_what_was_pending(books: Books) -> None:
+    of = leg(books)
+    assert of.member.pending_tokens == of.missing == 60
+    usage = Usage(100, 1, 40)
+    of.end(Outcome.COMPLETED, 11.0, usage)
+    of.end(Outcome.CANCELLED, 12.0)
+    assert books.told == [(Outcome.COMPLETED, 11.0, usage)]
+    assert (of.member.pending_tokens, of.missing) == (0, 0)
 
 
-def pending(engine: Engine, name: ReplicaId) -> int:
-    return next(status.pending_tokens for status in engine.replicas(0.0) if status.id == name)
+def test_the_last_token_is_always_computed(books: Books) -> None:
+    assert leg(books, prompt=100, cached=100).missing == 1
 
 
-def offer(engine: Engine, ticket: Ticket, tokens: int, *, now: float = 0.0) -> Claim:
-    """What the ticket's replica holds after its answer, as the data plane would enter it."""
-    until = engine.claimable(ticket, now)
-    assert until is not None
-    ids = TokenIds(b"7," * tokens, tokens)
-    claim = Claim(ticket.decision.replica, ticket.epoch, "m", ids, 16, b"{}", until)
-    assert ticket.turn.session is not None
-    engine.pairs.claims.put(ticket.model.key(ticket.turn.session), claim)
-    return claim
-
-
-def prefilled(engine: Engine, ticket: Ticket, *, at: float = 1.0, cached: int = 0) -> Leg:
-    leg = engine.begin_prefill(ticket, 0.0)
-    assert leg is not None
-    leg.end(Outcome.COMPLETED, at, Usage(PROMPT, 1, cached))
-    return leg
-
-
-def test_a_turn_goes_to_a_decode_replica_and_its_prompt_to_a_prefill_replica() -> None:
-    engine = fleet()
-    ticket = engine.admit(turn(), 0.0)
-    decision = ticket.decision
-    assert decision.kind is Kind.PAIR
-    assert decision.replica in (D, E)
-    assert decision.pair is not None
-    assert decision.pair.prefill in (P, Q)
-    assert {c.replica for c in decision.candidates} == {D, E}
-    assert pending(engine, decision.replica) == 0
-    leg = engine.begin_prefill(ticket, 0.0)
-    assert leg is not None
-    assert pending(engine, leg.member.id) == decision.prompt_tokens
-    assert in_flight(engine) == {decision.replica: 1, leg.member.id: 1}
-    leg.end(Outcome.COMPLETED, 1.0, Usage(PROMPT, 1, 0))
-    leg.end(Outcome.SERVER_ERROR, 2.0)
-    assert in_flight(engine) == {decision.replica: 1}
-    assert pending(engine, leg.member.id) == 0
-    assert engine.pairs.ends[PairEnd.ONE_WAY] == 1
-    ticket.first_byte(1.5)
-    ticket.end(Outcome.COMPLETED, 2.0, Usage(PROMPT, 5, 0))
-    assert in_flight(engine) == {}
-    again = engine.admit(turn(), 3.0)
-    assert again.decision.home == decision.replica
-    assert again.decision.pair is not None
-    assert again.decision.pair.prefill == leg.member.id
-    assert again.decision.cached_tokens > 0.9 * again.decision.prompt_tokens
-
-
-def test_prompts_go_round_between_equal_prefill_replicas() -> None:
-    engine = fleet()
-    chosen = {engine.decide(turn(f"s{at}"), 0.0).pair.prefill for at in range(40)}  # type: ignore[union-attr]
-    assert chosen == {P, Q}
-
-
-def test_what_decode_holds_is_fetched_once_by_another_prefill_replica() -> None:
-    engine = fleet()
-    first = engine.admit(turn(), 0.0)
-    leg = prefilled(engine, first)
-    first.first_byte(1.1)
-    first.end(Outcome.COMPLETED, 2.0, Usage(PROMPT, 5, 0))
-    claim = offer(engine, first, 10_004, now=2.0)
-    engine.drain(leg.member.id, True)
-    second = engine.admit(turn(segments=2), 3.0)
-    pair = second.decision.pair
-    assert second.decision.kind is Kind.PAIR_PULL
-    assert pair is not None
-    assert pair.pull is not None
-    assert (pair.pull.source, pair.prefill != leg.member.id) == (first.decision.replica, True)
-    following = engine.begin_prefill(second, 3.0)
-    assert following is not None
-    assert following.claim is claim
-    assert following.missing < 0.2 * second.decision.prompt_tokens
-    other = engine.begin_prefill(engine.admit(turn(segments=2), 3.0), 3.0)
-    assert other is not None
-    assert other.claim is None
-    other.end(Outcome.CANCELLED, 3.1)
-    following.claim_used = True
-    following.end(Outcome.COMPLETED, 3.2, Usage(PROMPT, 1, 9_990))
-    assert engine.pairs.ends[PairEnd.PULLED] == 1
-    assert engine.pairs.claims.dropped(3.3) == []
-    assert engine.admit(turn(segments=3), 4.0).decision.kind is Kind.PAIR
-
-
-def test_a_claim_that_was_not_used_serves_the_next_turn() -> None:
-    engine = fleet()
-    first = engine.admit(turn(), 0.0)
-    claim = offer(engine, first, 10_004)
-    second = engine.admit(turn(segments=2), 1.0)
-    leg = engine.begin_prefill(second, 1.0)
-    assert leg is not None
-    assert leg.claim is claim
-    leg.end(Outcome.CANCELLED, 1.1)
-    assert engine.admit(turn(segments=2), 1.2).decision.kind is Kind.PAIR_PULL
-
-
-def test_without_a_prefill_replica_decode_does_all() -> None:
-    engine = fleet()
-    engine.drain(P, True)
-    engine.drain(Q, True)
-    decision = engine.admit(turn(), 0.0).decision
-    assert (decision.kind, decision.pair) == (Kind.NEW, None)
-    assert decision.reason.endswith("no prefill replica can take its prompt")
-    assert pending(engine, decision.replica) == decision.prompt_tokens
-
-
-def test_one_that_goes_away_between_choice_and_start_is_replaced() -> None:
-    engine = fleet()
-    ticket = engine.admit(turn(), 0.0)
-    assert ticket.decision.pair is not None
-    gone = ticket.decision.pair.prefill
-    engine.drain(gone, True)
-    leg = engine.begin_prefill(ticket, 0.0)
-    assert leg is not None
-    assert leg.member.id in {P, Q} - {gone}
-    assert engine.begin_prefill(ticket, 0.0, failed=(P, Q)) is None
-    leg.end(Outcome.CANCELLED, 1.0)
-
-
-def test_prefill_replicas_answer_nobody_and_own_no_session() -> None:
-    only = fleet(spec(P, Role.PREFILL))
-    with pytest.raises(Refused, match="all that there are only prefill") as refused:
-        only.admit(turn(), 0.0)
-    assert refused.value.kind is ErrorKind.NONE_HEALTHY
-    engine = fleet()
-    engine.drain(D, True)
-    engine.drain(E, True)
-    with pytest.raises(Refused, match=r"no replica can take this turn: d is draining, e is draining$"):
-        engine.admit(turn(), 0.0)
-    plain = fleet().admit(turn(pairs=False), 0.0).decision
-    assert plain.pair is None
-    assert plain.replica in (D, E)
-
-
-def test_a_replica_that_does_both_is_compared_with_pairs() -> None:
-    engine = fleet(*FLEET, spec(W, Role.BOTH))
-    decision = engine.decide(turn(), 0.0)
-    assert {c.replica for c in decision.candidates} == {D, E, W}
-    by_name = {c.replica: c for c in decision.candidates}
-    assert by_name[D].wait_s > by_name[W].wait_s == 0.0
-    assert by_name[D].curve.token_s < by_name[W].curve.token_s
-
-
-def test_a_prefill_that_fails_speaks_against_its_replica_unless_it_was_to_fetch() -> None:
-    engine = fleet()
-    ticket = engine.admit(turn(), 0.0)
-    leg = engine.begin_prefill(ticket, 0.0)
-    assert leg is not None
-    leg.end(Outcome.DIED, 1.0)
-    assert {s.id: s.health for s in engine.replicas(1.0)}[leg.member.id] == "down"
-    engine = fleet()
-    ticket = engine.admit(turn(), 0.0)
-    offer(engine, ticket, 10_004)
-    leg = engine.begin_prefill(engine.admit(turn(segments=2), 1.0), 1.0)
-    assert leg is not None
-    assert leg.claim is not None
-    leg.claim_used = True
-    leg.end(Outcome.SERVER_ERROR, 1.1)
-    assert all(s.recent_failures == 0.0 for s in engine.replicas(1.1))
-
-
-def test_claims_end_with_their_session_their_replica_and_its_room() -> None:
-    engine = fleet(plan=Plan(name="home", strategy=Priced(), pair=PairRules(kv_usage=0.5)))
-    ticket = engine.admit(turn(), 0.0)
-    claim = offer(engine, ticket, 100)
-    ticket.first_byte(0.5)
-    ticket.end(Outcome.COMPLETED, 1.0)
-    assert engine.end_session(SessionKey("s".ljust(32, "0")))
-    assert engine.pairs.claims.dropped(1.0) == [claim]
-    claim = offer(engine, ticket, 100)
-    engine.report(claim.replica, Report(start_time=1.0, kv_usage=0.4), 1.0)
-    assert len(engine.pairs.claims) == 1
-    engine.report(claim.replica, Report(start_time=1.0, kv_usage=0.6), 1.0)
-    assert engine.pairs.claims.dropped(1.0) == [claim]
-    offer(engine, ticket, 100)
-    engine.report(claim.replica, Report(start_time=1000.0), 2.0)
-    assert len(engine.pairs.claims) == 0
-    assert engine.claimable(ticket, 2.0) is None
-    ticket = engine.admit(turn(last=True), 3.0)
-    assert engine.claimable(ticket, 3.0) is None
-
-
-def test_limits_on_turns_in_flight_are_those_of_who_answers() -> None:
-    plan = Plan(name="home", strategy=Priced(), overload=Overload(in_flight=1))
-    engine = fleet(FLEET[0], FLEET[2], FLEET[3], plan=plan)
-    tickets = [engine.admit(turn(f"s{at}"), 0.0) for at in range(2)]
-    legs = [engine.begin_prefill(ticket, 0.0) for ticket in tickets]
-    assert all(leg is not None and leg.member.id == P for leg in legs)
-    with pytest.raises(Refused, match="limit of 1 turns"):
-        engine.admit(turn("s2"), 0.0)
+def test_a_leg_of_an_earlier_life_takes_nothing_from_the_next_one(books: Books) -> None:
+    of = leg(books)
+    of.member.begin_again(1, 1, WorkingSet(), Learned(8000.0))
+    assert not of.of_this_life
+    of.end(Outcome.DIED, 11.0)
+    assert of.member.pending_tokens == 0
+    assert books.told == [(Outcome.DIED, 11.0, None)]
