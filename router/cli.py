@@ -391,6 +391,7 @@ def _replay(arguments: argparse.Namespace) -> int:
         batch_tokens=arguments.batch_tokens,
         host_gbps=arguments.host_gbps,
         pull_gbps=arguments.pull_gbps,
+        gateway_kv_tokens=arguments.gateway_kv_tokens,
         events=arguments.event,
         selection=Selection(
             rate=arguments.rate,
@@ -609,6 +610,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     replay.add_argument(
         "--pull-gbps", type=_rate_or_none, default=0.0, metavar="N", help="between replicas; 0 = none"
+    )
+    replay.add_argument(
+        "--gateway-kv-tokens", type=_count, default=0, metavar="N", help="of a KV gateway; 0 = there is none"
     )
     replay.add_argument(
         "--event",

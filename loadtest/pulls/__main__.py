@@ -56,6 +56,7 @@ def play(name: str, trace: Trace, plan: Plan, seed: int, gbps: float) -> Outcome
         replicas=scenario.replicas,
         seed=seed,
         pull_gbps=gbps,
+        gateway_tokens=scenario.gateway_tokens,
         events=scenario.events,
     )
     # Whoever asked within the time may still wait at its end.

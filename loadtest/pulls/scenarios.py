@@ -19,6 +19,9 @@ MEASURED_S: Final = 600.0
 
 _BLOCK: Final = 64
 
+_GATEWAY_TOKENS: Final = 24_000_000
+"""Some 4 TB at the replicas' bytes a token: a few disks."""
+
 
 class Scenario(NamedTuple):
     """A fleet, its sessions, and what happens."""
@@ -27,6 +30,8 @@ class Scenario(NamedTuple):
     trace: Trace
     selection: Selection
     events: tuple[FleetEvent, ...]
+    gateway_tokens: int = 0
+    """What a KV gateway holds, where there are pulls; 0 = there is none."""
 
 
 def _calm(trace: Trace, seed: int) -> Scenario:
@@ -44,7 +49,7 @@ def _drained(trace: Trace, seed: int) -> Scenario:
 
 def _killed(trace: Trace, seed: int) -> Scenario:
     events = (FleetEvent(EVENT_AT_S, "kill", "r0"), FleetEvent(EVENT_AT_S + 60.0, "start", "r0"))
-    return Scenario(8, trace, _busy(0.15, seed), events)
+    return Scenario(8, trace, _busy(0.15, seed), events, _GATEWAY_TOKENS)
 
 
 def _fan_out(_trace: Trace, seed: int) -> Scenario:

@@ -54,10 +54,10 @@ class Engine:
 
     `plans[0]` is the default policy; `admit` and `decide` take the index of the one in force for a turn.
     `on_detach` is told of an observer that raised and is therefore detached. Without a `pullbook` no KV is
-    pulled: whoever gives one carries out the pulls that decisions name. With `holdings`, a KV agent has to be
-    heard of before anything is pulled from it or by it; without, every agent is taken to be there, and to
-    hold what its replica is believed to. `on_stored` is told of responses that replicas store, and must not
-    raise.
+    pulled: whoever gives one carries out the pulls that decisions name. With `holdings` of which agents tell,
+    a KV agent has to be heard of before anything is pulled from it or by it; else every agent is taken to be
+    there, and to hold what its replica is believed to. `on_stored` is told of responses that replicas store,
+    and must not raise.
     """
 
     def __init__(

@@ -40,8 +40,11 @@ class _Held:
 class Holdings:
     """All agents of a fleet, and its pools. One that was never heard of is taken for absent."""
 
-    def __init__(self, pools: Iterable[ReplicaId] = ()) -> None:
+    def __init__(self, pools: Iterable[ReplicaId] = (), *, agents_tell: bool = True) -> None:
+        """Without `agents_tell`, only pools are heard of: each agent is taken to be there, and to hold what
+        its replica is believed to."""
         self._held: dict[ReplicaId, _Held] = {}
+        self.agents_tell = agents_tell
         self.pools = tuple(pools)
         """KV gateways: they hold KV and run no turns."""
 

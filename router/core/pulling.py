@@ -23,14 +23,17 @@ LEAST_FETCH_S: Final = 0.001
 
 
 class Pulling:
-    """All pulls of one fleet. With `holdings`, a KV agent has to be heard of before anything is pulled from
-    it or by it; without, every agent is taken to be there, and to hold what its replica is believed to."""
+    """All pulls of one fleet. With `holdings` of which agents tell, a KV agent has to be heard of before
+    anything is pulled from it or by it; else every agent is taken to be there, and to hold what its replica
+    is believed to."""
 
-    __slots__ = ("_agents", "_flying", "_targets", "book", "holdings")
+    __slots__ = ("_agents", "_flying", "_heard", "_targets", "book", "holdings")
 
     def __init__(self, book: PullBook, holdings: Holdings | None) -> None:
         self.book = book
         self.holdings = holdings
+        self._heard = holdings if holdings is not None and holdings.agents_tell else None
+        """What agents say that they hold; `None` where nobody listens to them."""
         self._agents: tuple[Member, ...] = ()
         """Replicas that have a KV agent, or else those with vLLM's P2P tier: the one kind does not pull from
         the other."""
@@ -72,12 +75,12 @@ class Pulling:
             self.book.forget(name)
 
     def _set_targets(self) -> None:
-        holdings = self.holdings
+        heard = self._heard
         self._targets = frozenset(
             [
                 member.id
                 for member in self._agents
-                if holdings is None or member.spec.kv_p2p is not None or holdings.is_up(member.id)
+                if heard is None or member.spec.kv_p2p is not None or heard.is_up(member.id)
             ]
         )
 
@@ -96,26 +99,26 @@ class Pulling:
         to pull. `ratio`: tokens a prompt byte. `depths`: leading segments by shelf."""
         if not self._agents:
             return None
-        holdings = self.holdings
+        holdings, heard = self.holdings, self._heard
         held: list[tuple[ReplicaId, int]] = []
         for member in self._agents:
             depth = depths.get(member.reach, 0)
             if not depth:
                 continue
             tokens = int(ends[depth - 1] * ratio * member.delivery.trust)
-            if holdings is None or member.spec.kv_p2p is not None:
+            if heard is None or member.spec.kv_p2p is not None:
                 if member.health.state not in (State.HEALTHY, State.PROBATION):
                     continue
-            elif not holdings.is_up(member.id):
+            elif not heard.is_up(member.id):
                 continue
-            elif (told := holdings.tokens(member.id, turn.session)) is not None:
+            elif (told := heard.tokens(member.id, turn.session)) is not None:
                 tokens = min(tokens, told)
             elif session is not None and session.home == member.id:
                 # All but its latest blocks would be named by now.
                 continue
             else:
                 # Other sessions' beginning, of which no more can be there than there is.
-                tokens = min(tokens, holdings.all_tokens(member.id))
+                tokens = min(tokens, heard.all_tokens(member.id))
             held.append((member.id, tokens))
         if holdings is not None and session is not None and session.tail in turn.chain.hashes:
             # A pool is known by what it says alone, which is of the session as it was.
@@ -181,7 +184,7 @@ class Pulling:
     def delivered(self, ticket: Ticket, prompt_tokens: int, cached_tokens: int, now: float) -> None:
         """What its replica found in its cache."""
         decision = ticket.decision
-        if decision.pull is None or self.holdings is None:
+        if decision.pull is None or self._heard is None:
             return
         # Nobody else tells how it went. A few blocks less may be the estimate's fault.
         self.book.result(decision.pull.source, pull_came(decision, cached_tokens), now)

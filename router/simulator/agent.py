@@ -19,31 +19,24 @@ from router.base.errors import SettingsError
 from router.base.tasks import TaskOwner
 from router.kv import messages as m
 from router.kv.breaker import BreakerState
-from router.kv.checksum import checksum
 from router.kv.config import AgentConfig, Peer
 from router.kv.hint import Hint, HintFault, HintReader
-from router.kv.keys import ROOT, BlockHash, BlockKey, Namespace, SpaceId, pack_hashes, unpack_hashes
+from router.kv.keys import BlockHash, BlockKey, Namespace, SpaceId, pack_hashes, unpack_hashes
 from router.kv.lending import chain_of, head_of, offer_of
 from router.kv.local import LEASE_S
-from router.kv.policy import policy_of
 from router.kv.pulling import ask_sources
 from router.kv.pushing import Priority, PushQueue
 from router.kv.remote import RemoteFault
 from router.kv.serving import Lent, Placed, Server
 from router.kv.sources import Source, states
-from router.kv.store import Appended, SessionName, Store, Zone
+from router.kv.store import SessionName, Zone
 from router.kv.wire import Type
+from router.simulator.named import NOTHING, PUSHED_AT_ONCE, PUT_S, NamedBlocks
 from router.simulator.settings import ReplicaSettings
 from router.simulator.transfers import Transfers
 
 ASK_S: Final = 1.0
 """For the sources' answers. An engine has less patience, and its agent runs in a process of its own."""
-
-_PUT_S: Final = 15.0
-_PUSHED_AT_ONCE: Final = 32
-_NOTHING: Final = memoryview(b"\0")
-"""Stands for a block's bytes."""
-_NOTHING_SUM: Final = checksum(_NOTHING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +93,8 @@ class SimulatedAgent:
         self.config = config = beside.config
         self.life = Random().randbytes(16)
         self.counts: Counter[str] = Counter()
-        self._block_bytes = replica.block_size * replica.kv_bytes_per_token
+        self._named = NamedBlocks(replica, config.keeping, config.arena_bytes)
+        self._block_bytes = self._named.block_bytes
         self._block_size = replica.block_size
         self._failures = beside.pull_failures
         self._p2p = beside.p2p
@@ -109,8 +103,8 @@ class SimulatedAgent:
         self._transfers = beside.transfers or Transfers(beside.pull_gbps * replica.time_scale)
         self._loop = asyncio.get_running_loop()
         self._tasks = TaskOwner()
-        self._space = _namespace(replica, self._block_bytes)
-        self._store: Store[None] = Store(policy_of(config.keeping, config.arena_bytes))
+        self._space = self._named.namespace
+        self._store = self._named.store
         self._hints = HintReader(secret=config.secret, replica=config.name)
         self._server = Server(
             self, name=config.name, secret=config.secret, life=self.life, max_block=config.max_block_bytes
@@ -176,7 +170,7 @@ class SimulatedAgent:
         tenant = tenant if hint is None else hint.tenant
         session = "" if hint is None else hint.session
         space, now = self._space.space, self._loop.time()
-        keys = [BlockKey(space, tenant, _hash(one)) for one in hashes]
+        keys = [self._named.key(tenant, one) for one in hashes]
         if session:
             self._store.active(SessionName(space, tenant, session), now)
         held = self._store.prefix(space, tenant, (key.hash for key in keys))
@@ -226,8 +220,13 @@ class SimulatedAgent:
 
     def keep(self, prospect: Prospect, hashes: Sequence[int]) -> None:
         """The engine has computed, or loaded, the blocks of these hashes."""
-        keys = [BlockKey(self._space.space, prospect.tenant, _hash(one)) for one in hashes]
-        self._keep(keys, prospect.session, prospect.system_blocks, push=True)
+        keys = [self._named.key(prospect.tenant, one) for one in hashes]
+        stored = self._named.keep(keys, prospect.session, prospect.system_blocks, self._loop.time())
+        if stored and any(self._pools()):
+            for key, zone in stored:
+                priority = Priority.SYSTEM if zone is Zone.SYSTEM else Priority.SESSION
+                self._queue.push((key, prospect.session), priority)
+            self._pushing.set()
 
     # For those who dial (`serving.Provider`).
 
@@ -359,31 +358,8 @@ class SimulatedAgent:
             self.counts[f"ended:{reason}"] += 1
         blocks = int(came // self._block_bytes)
         self.counts["pulled_blocks"] += blocks
-        self._keep(prospect.keys[: held + blocks], prospect.session, prospect.system_blocks, push=False)
+        self._named.keep(prospect.keys[: held + blocks], prospect.session, prospect.system_blocks, now)
         return blocks
-
-    def _keep(self, keys: Sequence[BlockKey], session: str, system: int, *, push: bool) -> None:
-        now, parent = self._loop.time(), ROOT
-        size = self._block_bytes
-        for at, key in enumerate(keys):
-            if key not in self._store or at == len(keys) - 1:
-                beyond = self._store.used_bytes + size - self._store.policy.capacity_bytes
-                if beyond > 0 and key not in self._store:
-                    above = key._replace(hash=parent)
-                    self._store.evict(beyond, now, hard=True, only=lambda block, up=above: block.key != up)  # type: ignore[misc]
-                    if self._store.used_bytes + size > self._store.policy.capacity_bytes:
-                        return
-                zone = Zone.SYSTEM if at < system else Zone.SESSION
-                outcome = self._store.append(
-                    key, parent, _NOTHING_SUM, None, size=size, zone=zone, session=session, now=now
-                )
-                if outcome not in {Appended.STORED, Appended.SAME}:
-                    return
-                if push and outcome is Appended.STORED and any(self._pools()):
-                    priority = Priority.SYSTEM if zone is Zone.SYSTEM else Priority.SESSION
-                    self._queue.push((key, session), priority)
-                    self._pushing.set()
-            parent = key.hash
 
     def _pools(self) -> list[Source]:
         return [source for source in self._sources.values() if source.peer.is_pool]
@@ -400,7 +376,7 @@ class SimulatedAgent:
             await self._pushing.wait()
             self._pushing.clear()
             while (pools := [one for one in self._pools() if one.is_connected]) and len(self._queue):
-                batch = [item for _ in range(_PUSHED_AT_ONCE) if (item := self._queue.pop()) is not None]
+                batch = [item for _ in range(PUSHED_AT_ONCE) if (item := self._queue.pop()) is not None]
                 for pool in pools:
                     try:
                         await self._push_to(pool, batch)
@@ -416,13 +392,13 @@ class SimulatedAgent:
             blocks = [block for key in sessions if (block := self._store.get(key)) is not None]
             if not blocks:
                 continue
-            wanted = await pool.control.call(Type.OFFER, offer_of(blocks), m.Wanted, _PUT_S)
+            wanted = await pool.control.call(Type.OFFER, offer_of(blocks), m.Wanted, PUT_S)
             sending = [one for one, wants in zip(blocks, wanted.wanted, strict=False) if wants]
             size = len(sending) * self._block_bytes
-            await self._transfers.take(self.config.name, pool.name, size, _PUT_S)
+            await self._transfers.take(self.config.name, pool.name, size, PUT_S)
             for block in sending:
                 head = head_of(block, sessions[block.key])
-                kept = await pool.bulk.put(head, _NOTHING, _PUT_S, _done)
+                kept = await pool.bulk.put(head, NOTHING, PUT_S, _done)
                 self.counts[f"push:{kept.outcome}"] += 1
 
     def figures(self) -> dict[str, float]:
@@ -430,32 +406,6 @@ class SimulatedAgent:
         now = self._loop.time()
         opened = [one for one in self._sources.values() if one.breaker.state(now) is BreakerState.OPEN]
         return {"blocks": len(self._store), "breakers_open": len(opened), **self.counts}
-
-
-def _namespace(replica: ReplicaSettings, block_bytes: int) -> Namespace:
-    return Namespace(
-        model=replica.model[:256],
-        revision="simulated",
-        tokenizer="simulated",
-        kv_dtype="simulated",
-        block_size=replica.block_size,
-        block_bytes=block_bytes,
-        layout="simulated",
-        backend="simulated",
-        instruction_set="simulated",
-        layers=1,
-        kv_heads=1,
-        head_dim=1,
-        tp_size=1,
-        pp_size=1,
-        ranks="0",
-        hash_algorithm="xxh3",
-        hash_seed="model and salt",
-    )
-
-
-def _hash(of: int) -> BlockHash:
-    return BlockHash(of.to_bytes(8, "little").ljust(32, b"\0"))
 
 
 def _done() -> None:

@@ -42,6 +42,8 @@ class Options:
     """0 = no host tier."""
     pull_gbps: float = 0.0
     """What each replica sends, and receives, of others' KV; 0 = no pulls."""
+    gateway_kv_tokens: int = 0
+    """What a KV gateway holds; 0 = there is none."""
     events: Sequence[FleetEvent] = ()
     selection: Selection = field(default_factory=Selection)
     seeds: int = 1
@@ -57,6 +59,8 @@ def run_replay(options: Options) -> str:
     Raises `HomingError` for a trace, a policy or a figure that is no good, or a report that cannot be
     written.
     """
+    if options.gateway_kv_tokens and not options.pull_gbps:
+        raise HomingError("--gateway-kv-tokens: nothing is pulled from a gateway without --pull-gbps")
     plans = _plans(options.policies)
     trace = read_trace(options.trace)
     settings = _settings(options, trace.block_tokens)
@@ -69,6 +73,7 @@ def run_replay(options: Options) -> str:
             settings,
             options.replicas,
             pull_gbps=options.pull_gbps,
+            gateway_tokens=options.gateway_kv_tokens,
             events=options.events,
         )
         for seed in range(first, first + options.seeds)
@@ -129,6 +134,7 @@ def _heading(options: Options, trace: Trace) -> str:
         f" and {options.host_kv_tokens if options.host_gbps else 0:,} on the host,"
         f" {options.prefill_tps:g} tokens/s prefill"
         + (f", pulls at {options.pull_gbps:g} Gb/s" if options.pull_gbps else "")
+        + (f", a gateway of {options.gateway_kv_tokens:,} tokens" if options.gateway_kv_tokens else "")
         + "".join(f"; {event.what} {event.replica} at {event.at_s:g} s" for event in options.events)
     )
     return "\n".join([heading, *(f"note: {note}" for note in trace.notes)])

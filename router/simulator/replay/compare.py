@@ -52,6 +52,7 @@ def replay_seed(
     replicas: int,
     *,
     pull_gbps: float = 0.0,
+    gateway_tokens: int = 0,
     events: Sequence[FleetEvent] = (),
 ) -> SeedResult:
     """Each policy, and the bound, over the workload of one seed. Nothing happens to the bound."""
@@ -64,6 +65,7 @@ def replay_seed(
             replicas=replicas,
             seed=selection.seed,
             pull_gbps=pull_gbps,
+            gateway_tokens=gateway_tokens,
             events=events,
         ).run()
         for plan in plans

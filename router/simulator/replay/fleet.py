@@ -18,6 +18,7 @@ from router.base.ids import OPEN_TENANT, ReplicaId, SessionKey
 from router.core.decide import Decision
 from router.core.engine import Engine
 from router.core.fleet import ModelCard, ReplicaSpec, Report
+from router.core.holdings import Holdings
 from router.core.observe import Outcome, Usage
 from router.core.observer import Silent
 from router.core.plan import Plan
@@ -29,6 +30,7 @@ from router.core.ticket import Ticket
 from router.simulator.model import EngineModel, Finished, FirstToken, Job
 from router.simulator.replay.events import FleetEvent
 from router.simulator.replay.figures import Measured
+from router.simulator.replay.gateway import GATEWAY, Pool
 from router.simulator.replay.network import Network
 from router.simulator.replay.workload import Player, Workload, begin
 from router.simulator.settings import ReplicaSettings
@@ -61,11 +63,13 @@ class _Watcher(Silent):
 class _Running:
     """A turn on a replica."""
 
-    __slots__ = ("asked_at", "cached_tokens", "player", "ticket")
+    __slots__ = ("asked_at", "cached_tokens", "hashes", "player", "ticket")
 
-    def __init__(self, player: Player, ticket: Ticket, asked_at: float) -> None:
+    def __init__(self, player: Player, ticket: Ticket, hashes: Sequence[int], asked_at: float) -> None:
         self.player = player
         self.ticket = ticket
+        self.hashes = hashes
+        """The blocks of its prompt and of its answer."""
         self.asked_at = asked_at
         """When it was first asked for: earlier than its player arrived, where a replica died with it."""
         self.cached_tokens = 0
@@ -93,13 +97,12 @@ class _Replica:
 class _Pull:
     """A pull under way."""
 
-    __slots__ = ("blocks", "hashes", "replica", "riders", "running")
+    __slots__ = ("blocks", "replica", "riders", "running")
 
-    def __init__(self, replica: _Replica, running: _Running, hashes: Sequence[int], blocks: int) -> None:
+    def __init__(self, replica: _Replica, running: _Running, blocks: int) -> None:
         self.replica = replica
         """Where it goes."""
         self.running = running
-        self.hashes = hashes
         self.blocks = blocks
         """How many leading ones will then lie there."""
         self.riders: list[tuple[str, int]] = []
@@ -118,20 +121,27 @@ class FleetReplay:
         replicas: int,
         seed: int,
         pull_gbps: float = 0.0,
+        gateway_tokens: int = 0,
         events: Sequence[FleetEvent] = (),
     ) -> None:
         """`pull_gbps`: what each replica sends, and receives, of others' KV in gigabits a second; 0 = no
-        pulls."""
+        pulls. `gateway_tokens`: what a KV gateway holds beside them; 0 = there is none, nor without pulls."""
         self.measured = Measured()
+        self._network = Network(pull_gbps) if pull_gbps else None
+        self._pool: Pool | None = None
+        if self._network is not None and gateway_tokens:
+            self._pool = Pool(settings, gateway_tokens, self._network)
         self._engine = Engine(
             [plan],
             rng=Random(seed),
             observer=_Watcher(self.measured),
             on_detach=_reraise,
             pullbook=PullBook(plan.pull) if pull_gbps else None,
+            holdings=Holdings((GATEWAY,), agents_tell=False) if self._pool is not None else None,
         )
         self._settings = settings
-        self._network = Network(pull_gbps) if pull_gbps else None
+        self._pool_due = False
+        """Whether the gateway is to report."""
         self._network_at: float | None = None
         """When its next transfer ends; other times are out of date."""
         self._pulls: dict[str, _Pull] = {}
@@ -174,6 +184,9 @@ class FleetReplay:
                 if self._network_at == now:
                     self._network_at = None
                     self._receive(subject, now)
+            elif isinstance(subject, Pool):
+                self._pool_due = False
+                self._engine.agent_reported(GATEWAY, subject.report(now), now)
             elif subject is None:
                 if self._dispatch_at == now:
                     self._dispatch_at = None
@@ -241,9 +254,10 @@ class FleetReplay:
         step = player.step
         replica = self._replicas[ticket.decision.replica]
         name = str(next(self._numbers))
-        running = replica.running[name] = _Running(player, ticket, self._asked_at.pop(player, player.arrived))
+        asked_at = self._asked_at.pop(player, player.arrived)
         hashes = [*player.hashes, *step.reply]
-        pulled = self._begin_pull(name, replica, running, hashes, now)
+        running = replica.running[name] = _Running(player, ticket, hashes, asked_at)
+        pulled = self._begin_pull(name, replica, running, now)
         replica.model.submit(Job(name, step.prompt_tokens, step.output_tokens, hashes, pulled), now)
         self._set_wake(replica, now)
         if not replica.watched:
@@ -273,6 +287,7 @@ class FleetReplay:
                 measured.asked_s.append(running.asked_at)
                 measured.prompt_tokens += running.player.step.prompt_tokens
                 measured.cached_tokens += event.cached_tokens
+                self._begin_push(replica, running, now)
             elif isinstance(event, Finished):
                 running = replica.running.pop(event.id)
                 step = running.player.step
@@ -287,6 +302,7 @@ class FleetReplay:
                     )
                 )
                 running.ticket.end(Outcome.COMPLETED, event.at, usage)
+                self._begin_push(replica, running, now)
                 self._answered(running.player, event.at)
         self._set_wake(replica, now)
         self._dispatch(now)
@@ -307,19 +323,21 @@ class FleetReplay:
 
     # --- pulls --------------------------------------------------------------------------------------
 
-    def _begin_pull(
-        self, name: str, replica: _Replica, running: _Running, hashes: Sequence[int], now: float
-    ) -> int:
+    def _begin_pull(self, name: str, replica: _Replica, running: _Running, now: float) -> int:
         """Begin the pull that a decision asks for: of all that its source has, until the deadline. Returns
         how many leading blocks will then lie here, if all comes."""
         pull = running.ticket.decision.pull
         if pull is None or self._network is None:
             return 0
-        block = self._settings.block_size
-        source = self._replicas[pull.source]
+        block, hashes = self._settings.block_size, running.hashes
         limit = (running.player.step.prompt_tokens - 1) // block
-        there, here = source.model.cache.match(hashes, limit), replica.model.cache.match(hashes, limit)
-        blocks = there.device + there.host
+        here = replica.model.cache.match(hashes, limit)
+        if pull.source == GATEWAY:
+            assert self._pool is not None
+            blocks = self._pool.lend(hashes, limit, now)
+        else:
+            there = self._replicas[pull.source].model.cache.match(hashes, limit)
+            blocks = there.device + there.host
         wanted = blocks - here.device - here.host
         if wanted <= 0:
             self._engine.pulled(running.ticket, Pulled(0, 0, 0.0, here.device + here.host > 0), now)
@@ -328,10 +346,10 @@ class FleetReplay:
         if leader is not None:
             self._pulls[leader].riders.append((name, blocks))
             return blocks
-        self._pulls[name] = _Pull(replica, running, hashes, blocks)
+        self._pulls[name] = _Pull(replica, running, blocks)
         self.measured.pulled += 1
         size = wanted * block * self._settings.kv_bytes_per_token
-        self._network.start(name, source.id, replica.id, size, now, now + pull.deadline_s)
+        self._network.start(name, pull.source, replica.id, size, now, now + pull.deadline_s)
         self._set_network(now)
         return blocks
 
@@ -339,9 +357,21 @@ class FleetReplay:
         """The pull under way to a replica that brings so many of these blocks, by the name of its job: an
         agent sends for a block once."""
         for name, pull in self._pulls.items():
-            if pull.replica is replica and blocks <= pull.blocks and pull.hashes[:blocks] == hashes[:blocks]:
+            if (
+                pull.replica is replica
+                and blocks <= pull.blocks
+                and pull.running.hashes[:blocks] == hashes[:blocks]
+            ):
                 return name
         return None
+
+    def _begin_push(self, replica: _Replica, running: _Running, now: float) -> None:
+        """Let the gateway have what a replica has computed, if there is a gateway."""
+        if self._pool is None:
+            return
+        cache, session = replica.model.cache, running.player.script.key
+        self._pool.push(replica.id, cache, running.hashes, session, now)
+        self._set_network(now)
 
     def _set_network(self, now: float) -> None:
         assert self._network is not None
@@ -357,6 +387,12 @@ class FleetReplay:
         """Take what pulls have brought by now."""
         block_bytes = self._settings.block_size * self._settings.kv_bytes_per_token
         for arrival in network.advance(now):
+            if self._pool is not None and self._pool.has_sent(arrival):
+                self._pool.arrived(arrival, now)
+                if not self._pool_due:
+                    self._pool_due = True
+                    self._push(floor(now / REPORT_EVERY_S + 1.0) * REPORT_EVERY_S, _REPORT, self._pool)
+                continue
             flight = self._pulls.pop(arrival.name)
             replica, running = flight.replica, flight.running
             pull = running.ticket.decision.pull
@@ -414,6 +450,8 @@ class FleetReplay:
     def _kill(self, replica: _Replica, now: float) -> None:
         """Its process is gone with all that it had. Whoever waited for it asks again."""
         if self._network is not None:
+            if self._pool is not None:
+                self._pool.lost(replica.id)
             self._network.cut(replica.id, now)
             self._receive(self._network, now)
         died, replica.running = list(replica.running.values()), {}
@@ -450,7 +488,7 @@ class FleetReplay:
         self._engine.report(replica.id, report, now)
 
 
-_Subject = Player | _Replica | FleetEvent | Network | None
+_Subject = Player | _Replica | FleetEvent | Network | Pool | None
 """What an entry of the agenda is about; `None` = the turns that wait in the router."""
 
 

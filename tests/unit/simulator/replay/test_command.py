@@ -98,6 +98,8 @@ def test_bandwidth_for_pulls_and_changes_of_the_fleet_are_taken_and_named(capsys
     trace = str(SMALL)
     assert main(["replay", trace, "--pull-gbps", "25", "--event", "drain:r0@1s"]) == 0
     assert "pulls at 25 Gb/s; drain r0 at 1 s" in capsys.readouterr().out
+    assert main(["replay", trace, "--pull-gbps", "25", "--gateway-kv-tokens", "5000"]) == 0
+    assert "pulls at 25 Gb/s, a gateway of 5,000 tokens" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["replay", trace, "--event", "burn:r0@1s"])
     assert "kill:r0@10m" in capsys.readouterr().err
@@ -107,6 +109,7 @@ def test_bandwidth_for_pulls_and_changes_of_the_fleet_are_taken_and_named(capsys
     ("arguments", "says"),
     [
         ([str(SMALL), "--policy", "hom"], "did you mean 'home'"),
+        ([str(SMALL), "--gateway-kv-tokens", "1"], "without --pull-gbps"),
         ([str(SMALL), "--policy", "ring", "--policy", "ring"], "two policies named 'ring'"),
         ([str(SMALL), "--kv-tokens", "63"], "--kv-tokens 63: less than a block, 64 tokens here"),
         ([str(SMALL), "--report", "/gone/r.html"], "/gone/r.html: No such file"),

@@ -239,7 +239,7 @@ def test_where_more_is_alive_than_fits_sessions_that_leave_home_do_not_push_out_
 # --- pulls, and changes of the fleet ----------------------------------------------------------------------
 
 
-def play_home(trace, *, replicas=2, pull_gbps=0.0, events=(), **replica):
+def play_home(trace, *, replicas=2, pull_gbps=0.0, gateway_tokens=0, events=(), **replica):
     held = settings(**({"prefill_tps": 10_000.0, "kv_blocks": 10_000} | replica))
     workload = choose(trace, Selection(), held.context_tokens)
     plan = build_plan(load_policy("home").value)
@@ -250,6 +250,7 @@ def play_home(trace, *, replicas=2, pull_gbps=0.0, events=(), **replica):
         replicas=replicas,
         seed=0,
         pull_gbps=pull_gbps,
+        gateway_tokens=gateway_tokens,
         events=[parse_event(text) for text in events],
     )
 
@@ -285,6 +286,34 @@ def test_turns_whose_replica_dies_are_asked_again_and_wait_from_the_first_time(m
     assert killed.refused == 0
     assert killed.ttft_s[0] == pytest.approx(4.0 + 1.0 + 10.0, rel=0.01)
     assert len(killed.session_s) == 1
+
+
+def test_what_a_replica_had_before_it_died_comes_from_the_gateway(make):
+    trace = make.trace(make.session("s", (100_032, 0, 65, 0.0), (100_736, 1564, 1, 100.0)))
+    (home,) = (f"r{at}" for at, tokens in enumerate(play_home(trace).run().prefilled) if tokens)
+    events = [f"kill:{home}@30s", f"start:{home}@60s"]
+    lost = play_home(trace, pull_gbps=96.0, events=events).run()
+    assert (lost.pulled, lost.cached_tokens) == (0, 0)
+    # Its prompt and the block that the answer filled were pushed in time, but not at a tenth of the rate.
+    kept = play_home(trace, pull_gbps=96.0, gateway_tokens=200_000, events=events).run()
+    assert (kept.pulled, kept.cached_tokens) == (1, 100_096)
+    assert kept.ttft_s[1] == pytest.approx(1.37 + 0.33 + 0.06, rel=0.05)
+    slow = play_home(trace, pull_gbps=4.0, gateway_tokens=200_000, events=events).run()
+    assert 0 < slow.cached_tokens < 70_000
+    small = play_home(trace, pull_gbps=96.0, gateway_tokens=40_000, events=events).run()
+    assert 0 < small.cached_tokens <= 40_000
+
+
+def test_turns_that_pull_nothing_do_not_notice_a_gateway(make):
+    sessions = [
+        make.session(f"s{at}", *[(6400 * (turn + 1), 100 * turn, 9, 5.0) for turn in range(4)])
+        for at in range(4)
+    ]
+    trace = make.trace(*sessions)
+    alone = play_home(trace, replicas=1, pull_gbps=96.0).run()
+    beside = play_home(trace, replicas=1, pull_gbps=96.0, gateway_tokens=1_000_000).run()
+    assert beside.ttft_s == alone.ttft_s
+    assert beside.pulled == alone.pulled == 0
 
 
 def test_a_replica_that_is_added_gets_new_sessions(make):
