@@ -16,7 +16,7 @@ import msgspec
 from router.base.system import system_words
 from router.core.memory import Memory
 
-_MAGIC: Final = b"homing snapshot 1\n"
+_MAGIC: Final = b"homing snapshot 2\n"
 _MAX_BYTES: Final = 1 << 30
 _DIGEST: Final = 32
 

@@ -14,11 +14,16 @@ SAME_START_S: Final = 1.0
 
 
 class ShelfMemory(NamedTuple):
-    """What one shelf of the prefix index lists, least recent first: 64-bit numbers as they are here."""
+    """What one shelf of the prefix index lists, in runs of segments that follow one another, the least recent
+    run first: 64-bit numbers as they are here."""
 
     hashes: bytes
     sizes: bytes
     """Prompt bytes of each segment."""
+    lengths: bytes
+    """Segments of each run."""
+    parents: bytes
+    """The first segment of the run that precedes each; 0 for none."""
 
 
 class ReplicaMemory(NamedTuple):

@@ -10,14 +10,16 @@ Held to at every moment:
    hence tails before roots, and never takes a segment while a descendant of it is held.
 3. So a shelf that holds a segment holds all that precede it, and `match` walks from the root and leaves a
    shelf at the first segment that it does not hold.
+
+A shelf lists runs, not segments: segments that follow one another in every prompt that has them, and so were
+last used together. A conversation is a run or two, however long it has become, and a turn moves these.
 """
 
 from array import array
 from bisect import bisect_right
-from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
-from itertools import islice
 from operator import sub
 from typing import Any, Final
 
@@ -27,30 +29,87 @@ from router.core.memory import ShelfMemory
 # a shelf with a million entries is spread over the touches that follow.
 _SPREAD: Final = 1024
 
-# Up to so many steps a plain loop is quicker than to set up one of the interpreter's own.
-_FEW: Final = 12
+
+class _Run:
+    """Segments one behind the other, on one shelf. Each is more recent than those behind it."""
+
+    __slots__ = ("children", "hashes", "newer", "older", "parent", "sizes")
+
+    def __init__(self, hashes: list[Any], sizes: Any, parent: "_Run | None") -> None:
+        # Segments are any objects here: hashes of 64 bits are no numbers that compiled code can hold unboxed.
+        self.hashes = hashes
+        self.sizes = sizes
+        """Prompt bytes of each segment, an array."""
+        self.parent = parent
+        """What precedes it; `None` at the root."""
+        self.children = 0
+        """Runs that it precedes. One that precedes none may grow."""
+        self.older: _Run | None = None
+        self.newer: _Run | None = None
 
 
 class _Shelf:
-    """What one shelf lists, least recent first, and what it adds up to."""
+    """What one shelf lists, and what it adds up to."""
 
-    __slots__ = ("bit", "capacity_bytes", "held_bytes", "number", "sizes")
+    __slots__ = ("bit", "capacity_bytes", "held_bytes", "newest", "number", "oldest", "runs", "segments")
 
     def __init__(self, number: int, capacity_bytes: float | None) -> None:
         self.number = number
         self.bit = 1 << number
         self.capacity_bytes = float("inf") if capacity_bytes is None else capacity_bytes
         self.held_bytes = 0
-        # Segments are any objects here: hashes of 64 bits are no numbers that compiled code can hold unboxed.
-        self.sizes: OrderedDict[Any, int] = OrderedDict()
+        self.segments = 0
+        self.runs: dict[Any, _Run] = {}
+        """By their first segments."""
+        self.oldest: _Run | None = None
+        self.newest: _Run | None = None
+
+    def refresh(self, run: _Run) -> None:
+        """Make a run, listed already or not, the most recent."""
+        newest = self.newest
+        if run is newest:
+            return
+        older, newer = run.older, run.newer
+        if older is not None:
+            older.newer = newer
+        if newer is not None:
+            newer.older = older
+            if older is None:
+                self.oldest = newer
+        run.older, run.newer = newest, None
+        if newest is not None:
+            newest.newer = run
+        else:
+            self.oldest = run
+        self.newest = run
+
+    def unlink(self, run: _Run) -> None:
+        """Take a run that precedes none out of the listing."""
+        older, newer = run.older, run.newer
+        if older is not None:
+            older.newer = newer
+        else:
+            self.oldest = newer
+        if newer is not None:
+            newer.older = older
+        else:
+            self.newest = older
+        run.older = run.newer = None
+
+    def listed(self) -> Iterator[_Run]:
+        """All runs, least recent first."""
+        run = self.oldest
+        while run is not None:
+            yield run
+            run = run.newer
 
 
 class PrefixIndex:
     """Which leading segments of a prompt lie on which shelf. Methods raise `KeyError` for a shelf not open.
 
-    Memory: 200 bytes a segment on its first shelf and about 150 on each further one, half as much
-    again after heavy turnover, since a table that is always full grows once more.
-    `tests/bench/prefix_memory.py` measures it; `max_segments` bounds it.
+    Memory: some 110 bytes a segment on its first shelf and 20 on each further one, and 400 for each run: a
+    prompt that shares no more than its beginning with any other. `tests/bench/prefix_memory.py` measures it;
+    `max_segments` bounds it.
     """
 
     __slots__ = ("_entries", "_free", "_masks", "_max_segments", "_open", "_open_bits", "_retired", "_used")
@@ -69,7 +128,7 @@ class PrefixIndex:
 
     def __len__(self) -> int:
         """Entries of the open shelves together."""
-        return self._entries - sum(len(shelf.sizes) for shelf in self._retired)
+        return self._entries - sum(shelf.segments for shelf in self._retired)
 
     def open_shelf(self, capacity_bytes: float | None) -> int:
         """A new, empty shelf: its number, as small as can be. `None` = no capacity of its own."""
@@ -106,22 +165,29 @@ class PrefixIndex:
         the segments that fit, rather than pushing out all else and itself.
         """
         touched = self._open[shelf]
-        sizes = touched.sizes
         count = len(hashes)
         if count and ends[-1] > touched.capacity_bytes:
             count = bisect_right(ends, touched.capacity_bytes)
 
-        known = _known(sizes, hashes, count)
-        added = count - known
-        if added:
-            # The deepest first, so that each is more recent than what follows it.
-            self._add(touched, tuple(hashes[known:count])[::-1], ends, known)
-        if known <= _FEW:
-            for at in range(known - 1, -1, -1):
-                sizes.move_to_end(hashes[at])
-        else:
-            # A loop of the interpreter's own: nothing is kept of it.
-            deque(map(sizes.move_to_end, reversed(hashes[:known])), maxlen=0)
+        known = self._known(touched.bit, hashes, count)
+        path: list[_Run] = []
+        at = 0
+        while at < known:
+            run = touched.runs.get(hashes[at])
+            if run is None:
+                # Two chains have a hash in common that ought to have none.
+                known = at
+                break
+            path.append(run)
+            at += len(run.hashes)
+        if at > known:
+            _part(touched, path, at - known)
+        added = self._add(touched, path, hashes, ends, known, count) if known < count else 0
+        if len(path) > 1:
+            _join(touched, path)
+        # The deepest first, so that each is more recent than what follows it.
+        for place in range(len(path) - 1, -1, -1):
+            touched.refresh(path[place])
         if touched.held_bytes > touched.capacity_bytes:
             self._trim(touched, added + _SPREAD)
         if self._retired:
@@ -129,27 +195,62 @@ class PrefixIndex:
         while self._entries > self._max_segments:
             self._shed(self._entries - self._max_segments)
 
-    def _add(self, shelf: _Shelf, new: tuple[Any, ...], ends: Sequence[int], known: int) -> None:
-        """List segments on a shelf that does not, the last of a chain first; `known` go before them."""
-        count = known + len(new)
-        before = ends[known - 1 : count - 1] if known else (0, *ends[: count - 1])
-        lengths = list(map(sub, ends[known:count], before))
-        lengths.reverse()
-        listed = len(shelf.sizes)
-        shelf.sizes.update(zip(new, lengths, strict=True))
+    def _known(self, bit: int, hashes: Sequence[Any], count: int) -> int:
+        """How many of the first `count` segments of a chain are listed: those up to one that is not."""
+        masks = self._masks
+        if not count or masks.get(hashes[count - 1], 0) & bit:
+            return count
+        low, high = 0, count - 1
+        while low < high:
+            middle = (low + high) // 2
+            if masks.get(hashes[middle], 0) & bit:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _add(
+        self,
+        shelf: _Shelf,
+        path: list[_Run],
+        hashes: Sequence[Any],
+        ends: Sequence[int],
+        known: int,
+        count: int,
+    ) -> int:
+        """List the segments of a chain from `known` on, behind the runs of the `path`. Answers how many."""
+        new: list[Any] = list(hashes[known:count])
         bit, masks = shelf.bit, self._masks
-        if masks.keys().isdisjoint(new):
-            # One number, shared by all of the shelf's own segments.
-            masks.update(dict.fromkeys(new, bit))
+        # One number, shared by all of the shelf's own segments.
+        fresh = dict.fromkeys(new, bit)
+        if len(fresh) == len(new) and masks.keys().isdisjoint(fresh):
+            masks.update(fresh)
         else:
-            for segment in new:
-                masks[segment] = masks.get(segment, 0) | bit
-        added = len(shelf.sizes) - listed
-        # Two segments of one hash are one entry.
-        shelf.held_bytes += (
-            sum(lengths) if added == len(new) else sum(shelf.sizes.values()) - shelf.held_bytes
-        )
+            for at, segment in enumerate(new):
+                mask = masks.get(segment, 0)
+                if mask & bit:
+                    # Two segments have one hash. What comes second is not listed, nor what follows it.
+                    del new[at:]
+                    break
+                masks[segment] = mask | bit
+            if not new:
+                return 0
+        added = len(new)
+        until = ends[known : known + added]
+        sizes = array("Q", map(sub, until, (ends[known - 1] if known else 0, *until[:-1])))
+        last = path[-1] if path else None
+        if last is not None and not last.children:
+            last.hashes += new
+            last.sizes += sizes
+        else:
+            if last is not None:
+                last.children += 1
+            run = shelf.runs[new[0]] = _Run(new, sizes, last)
+            path.append(run)
+        shelf.held_bytes += sum(sizes)
+        shelf.segments += added
         self._entries += added
+        return added
 
     def match(self, hashes: Sequence[int]) -> list[tuple[int, int]]:
         """(shelf, leading segments held there), shallowest first; a shelf that holds none is left out."""
@@ -185,8 +286,13 @@ class PrefixIndex:
 
     def dump(self, shelf: int) -> ShelfMemory:
         """All that the shelf lists."""
-        sizes = self._open[shelf].sizes
-        return ShelfMemory(array("Q", sizes).tobytes(), array("Q", sizes.values()).tobytes())
+        hashes, sizes, lengths, parents = array("Q"), array("Q"), array("Q"), array("Q")
+        for run in self._open[shelf].listed():
+            hashes.extend(run.hashes)
+            sizes.extend(run.sizes)
+            lengths.append(len(run.hashes))
+            parents.append(run.parent.hashes[0] if run.parent is not None else 0)
+        return ShelfMemory(hashes.tobytes(), sizes.tobytes(), lengths.tobytes(), parents.tobytes())
 
     def load(self, shelf: int, memory: ShelfMemory) -> None:
         """List what an index has dumped, on a shelf that lists nothing yet: the most recent that fit.
@@ -194,61 +300,76 @@ class PrefixIndex:
         Raises `ValueError` for a shelf that lists something. Takes about a second for a million segments.
         """
         loaded = self._open[shelf]
-        if loaded.sizes:
+        if loaded.segments:
             raise ValueError("only an empty shelf can be loaded")
-        hashes, sizes = array("Q"), array("Q")
-        hashes.frombytes(memory.hashes)
-        sizes.frombytes(memory.sizes)
-        loaded.sizes = OrderedDict(zip(hashes, sizes, strict=True))
-        loaded.held_bytes = sum(loaded.sizes.values())
-        self._entries += len(loaded.sizes)
-        for segment in loaded.sizes:
+        hashes, sizes, lengths, parents = (_numbers(each) for each in memory)
+        at = 0
+        for length in lengths:
+            run = _Run(list(hashes[at : at + length]), sizes[at : at + length], None)
+            loaded.runs[run.hashes[0]] = run
+            loaded.refresh(run)
+            at += length
+        for run, parent in zip(tuple(loaded.runs.values()), parents, strict=True):
+            # A root's is 0, which no run begins with but one whose hash that is: it has no parent then.
+            before = loaded.runs.get(parent)
+            if before is not None and before is not run:
+                run.parent = before
+                before.children += 1
+        loaded.held_bytes = sum(sizes)
+        loaded.segments = len(hashes)
+        self._entries += len(hashes)
+        for segment in hashes:
             self._masks[segment] = self._masks.get(segment, 0) | loaded.bit
-        self._trim(loaded, len(loaded.sizes))
-        self._drain(len(loaded.sizes))
+        self._trim(loaded, len(hashes))
+        self._drain(len(hashes))
         while self._entries > self._max_segments:
             self._shed(self._entries - self._max_segments)
 
     def segments(self, shelf: int) -> int:
         """How many segments the shelf lists."""
-        return len(self._open[shelf].sizes)
+        return self._open[shelf].segments
 
-    def _clear(self, segment: Any, bit: int) -> None:
-        rest = self._masks[segment] ^ bit
-        if rest:
-            self._masks[segment] = rest
-        else:
-            del self._masks[segment]
-
-    def _evict(self, shelf: _Shelf, limit: int) -> int:
-        """Drop the least recent entries, `limit` at most; the answer is how many there were."""
-        sizes, bit = shelf.sizes, shelf.bit
-        gone: list[Any] = list(islice(sizes, limit))
-        for segment in gone:
-            shelf.held_bytes -= sizes.pop(segment)
-            self._clear(segment, bit)
-        self._entries -= len(gone)
-        return len(gone)
+    def _evict(self, shelf: _Shelf, limit: int, excess: float) -> int:
+        """Drop the least recent entries, as many as have `excess` bytes, `limit` at most; the answer is how
+        many there were."""
+        bit, masks = shelf.bit, self._masks
+        gone, freed = 0, 0
+        while gone < limit and freed < excess:
+            run = shelf.oldest
+            if run is None:
+                break
+            hashes, sizes = run.hashes, run.sizes
+            first = hashes[0]
+            while hashes and gone < limit and freed < excess:
+                segment = hashes.pop()
+                size: int = sizes.pop()
+                freed += size
+                gone += 1
+                rest = masks[segment] ^ bit
+                if rest:
+                    masks[segment] = rest
+                else:
+                    del masks[segment]
+            if not hashes:
+                del shelf.runs[first]
+                shelf.unlink(run)
+                if run.parent is not None:
+                    run.parent.children -= 1
+        shelf.held_bytes -= freed
+        shelf.segments -= gone
+        self._entries -= gone
+        return gone
 
     def _trim(self, shelf: _Shelf, limit: int) -> None:
         """Evict until the shelf is within its capacity, `limit` entries at most."""
-        excess = shelf.held_bytes - shelf.capacity_bytes
-        if excess <= 0:
-            return
-        count = 0
-        for size in shelf.sizes.values():
-            if excess <= 0 or count == limit:
-                break
-            excess -= size
-            count += 1
-        self._evict(shelf, count)
+        self._evict(shelf, limit, shelf.held_bytes - shelf.capacity_bytes)
 
     def _drain(self, limit: int) -> None:
         """Drop up to `limit` entries of retired shelves; free the numbers of those that are empty."""
         while self._retired:
             shelf = self._retired[0]
-            limit -= self._evict(shelf, limit)
-            if shelf.sizes:
+            limit -= self._evict(shelf, limit, float("inf"))
+            if shelf.segments:
                 return
             self._retired.popleft()
             heappush(self._free, shelf.number)
@@ -258,22 +379,49 @@ class PrefixIndex:
 
         The retired are empty by then: `touch` has dropped as many of their entries as it added.
         """
-        largest = max(self._open.values(), key=lambda shelf: (len(shelf.sizes), -shelf.number))
-        self._evict(largest, excess)
+        largest = max(self._open.values(), key=lambda shelf: (shelf.segments, -shelf.number))
+        self._evict(largest, excess, float("inf"))
 
 
-def _known(sizes: "OrderedDict[Any, int]", hashes: Sequence[Any], count: int) -> int:
-    """How many of the first `count` segments of a chain are listed: those up to one that is not."""
-    if not count or hashes[count - 1] in sizes:
-        return count
-    low, high = 0, count - 1
-    while low < high:
-        middle = (low + high) // 2
-        if hashes[middle] in sizes:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+def _part(shelf: _Shelf, path: list[_Run], behind: int) -> None:
+    """Part the last run of a path from its `behind` last segments: they are not in use, and stay as old as
+    they are."""
+    run = path[-1]
+    keep = len(run.hashes) - behind
+    hashes, sizes, parent = run.hashes[:keep], run.sizes[:keep], run.parent
+    del shelf.runs[hashes[0]]
+    run.hashes = run.hashes[keep:]
+    run.sizes = run.sizes[keep:]
+    shelf.runs[run.hashes[0]] = run
+    if parent is not None and parent.children == 1:
+        # What precedes it precedes nothing else: as one with that, it makes no run of its own.
+        parent.hashes += hashes
+        parent.sizes += sizes
+        path.pop()
+        return
+    before = shelf.runs[hashes[0]] = _Run(hashes, sizes, parent)
+    before.children = 1
+    run.parent = before
+    path[-1] = before
+
+
+def _join(shelf: _Shelf, path: list[_Run]) -> None:
+    """Make one of the last two runs of a path where nothing else follows either."""
+    last, before = path[-1], path[-2]
+    if last.children or before.children != 1:
+        return
+    del shelf.runs[last.hashes[0]]
+    before.hashes += last.hashes
+    before.sizes += last.sizes
+    before.children = 0
+    shelf.unlink(last)
+    path.pop()
+
+
+def _numbers(raw: bytes) -> "array[int]":
+    numbers = array("Q")
+    numbers.frombytes(raw)
+    return numbers
 
 
 def _append_each(bits: int, depth: int, found: list[tuple[int, int]]) -> None:

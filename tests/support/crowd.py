@@ -184,7 +184,7 @@ class Crowd:
 
     def remember(self, number: int) -> list[SessionKey]:
         """So many sessions more that have lived here for long, as after a restart; returns their keys."""
-        nothing = ShelfMemory(b"", b"")
+        nothing = ShelfMemory(b"", b"", b"", b"")
         replicas = [
             ReplicaMemory(name, self.engine.spec(name).url, STARTED, 0, False, nothing, None)
             for name in self.engine.replica_ids()

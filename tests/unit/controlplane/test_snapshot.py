@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from router.controlplane.snapshot import SnapshotError, decode, encode, read, write
 from router.core.memory import Memory, ReplicaMemory, ResponseMemory, SessionMemory, ShelfMemory
 
-SHELF = ShelfMemory(b"\x01" * 16, b"\x02" * 16)
+SHELF = ShelfMemory(b"\x01" * 16, b"\x02" * 16, b"\x02" * 8, b"\x00" * 8)
 MEMORY = Memory(
     (
         ReplicaMemory("a", "http://a:1", 1000.5, 3, True, SHELF, None),

@@ -9,7 +9,7 @@ A = ReplicaId("a")
 
 
 def kept_of(start_time: float | None, epoch: int = 1) -> ReplicaMemory:
-    return ReplicaMemory(A, "http://a", start_time, epoch, False, ShelfMemory(b"", b""), None)
+    return ReplicaMemory(A, "http://a", start_time, epoch, False, ShelfMemory(b"", b"", b"", b""), None)
 
 
 @pytest.mark.parametrize(
