@@ -45,6 +45,7 @@ TESTED_ELSEWHERE: Mapping[str, str] = {
     "router/controlplane/admin_port.py": "tests/unit/controlplane/test_admin.py",
     # Several processes.
     "router/controlplane/crew.py": "tests/integration/test_workers.py",
+    "router/serving.py": "tests/integration/test_cli.py",
     "router/supervisor.py": "tests/integration/test_workers.py",
     "router/worker.py": "tests/integration/test_workers.py",
     # Two routers, one after the other.

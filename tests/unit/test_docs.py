@@ -13,9 +13,9 @@ from support.insight import insight
 from support.pages import PAGES, TREE, anchors, blocks, links, prose
 from support.reloads import Reloads
 
+from router.arguments import parser
 from router.base.clock import ManualClock
 from router.base.ids import OPEN_TENANT, ReplicaId, SessionKey
-from router.cli import _parser
 from router.controlplane.admin import AdminServer, AdminSources
 from router.core.engine import Engine
 from router.core.fleet import ReplicaSpec, Report
@@ -52,7 +52,7 @@ COMMANDS = list(commands())
     [pytest.param(page, words, id=" ".join(words)) for page, words in COMMANDS if words[0] == "homing"],
 )
 def test_every_homing_command_is_one_that_the_parser_takes(page, words):
-    assert _parser().parse_args(words[1:])
+    assert parser().parse_args(words[1:])
 
 
 def test_the_example_for_compose_is_whole(tmp_path):

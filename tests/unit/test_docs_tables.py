@@ -12,8 +12,8 @@ import yaml
 from pydantic import BaseModel
 from support.pages import PAGES, TREE, code, table
 
+from router.arguments import parser
 from router.base.errors import ErrorKind, Refused
-from router.cli import _parser
 from router.core.decide import BUILT_IN, Kind
 from router.dataplane.dialects import Dialect, dialect_of
 from router.dataplane.problems import status_of
@@ -93,7 +93,7 @@ def test_every_strategy_and_shipped_policy_is_in_the_readme():
 
 
 def _subcommands() -> dict[str, argparse.ArgumentParser]:
-    (commands,) = [action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction)]
+    (commands,) = [action for action in parser()._actions if isinstance(action, argparse._SubParsersAction)]
     return dict(commands.choices)
 
 

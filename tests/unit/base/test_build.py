@@ -4,8 +4,9 @@ from importlib.machinery import ModuleSpec
 
 import pytest
 
+from router import __version__
 from router.base import build
-from router.base.build import kind_of_build
+from router.base.build import kind_of_build, version_line
 
 
 @pytest.mark.parametrize(
@@ -28,3 +29,7 @@ def test_this_build_says_what_it_is() -> None:
     import router.dataplane.exchange as hot
 
     assert kind_of_build() == ("pure" if hot.__file__.endswith(".py") else "compiled")
+
+
+def test_people_are_told_the_version_and_the_build() -> None:
+    assert version_line() == f"homing {__version__} ({kind_of_build()})"
