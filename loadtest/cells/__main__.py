@@ -3,9 +3,10 @@
     python -m loadtest.cells TRACE [--keep FILE] [--cell NAME]... [--policy NAME]... [--seeds 7]
 
 A row for each policy in each cell: medians, over the seeds, of the ratios to the first policy (mean and 90th
-percentile of the time to the first token), and of hit rate, longest time to a first token and refusals. What
-is known already is taken from the file of `--keep`, as long as neither code, trace nor policy has changed; a
-run that is cut short goes on where it was. `--table` computes nothing and prints what is kept.
+percentile of the time to the first token), of hit rate, longest time to a first token and refusals, and of
+how far the median turn's cached tokens and its time to the first token were from what was expected. What is
+known already is taken from the file of `--keep`, as long as neither code, trace nor policy has changed; a run
+that is cut short goes on where it was. `--table` computes nothing and prints what is kept.
 """
 
 import argparse
@@ -122,7 +123,9 @@ def compared(
     figures_of: Callable[[str, str, int], dict[str, float] | None],
 ) -> str:
     """The table, of the seeds of which both policies' figures are known."""
-    rows = [["load", "policy", "mean", "p90", "hit rate", "longest", "refused", "seeds"]]
+    rows = [
+        ["load", "policy", "mean", "p90", "hit rate", "longest", "refused", "cached off", "TTFT off", "seeds"]
+    ]
     for cell in cells:
         for policy in policies:
             pairs = [
@@ -142,6 +145,8 @@ def compared(
                     f"{median(each['hit_rate'] for each in of):.3f}",
                     f"{median(each['max_s'] for each in of):.0f} s",
                     f"{median(each['refused'] for each in of):g}",
+                    f"{median(each['cached_error'] for each in of):.2%}",
+                    f"{median(each['ttft_error'] for each in of):.1%}",
                     str(len(pairs)),
                 ]
             )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from router.base.ids import ReplicaId
 from router.core.decide import Kind
 from router.core.engine import Engine
-from router.core.fleet import ReplicaSpec
+from router.core.fleet import ReplicaSpec, Report
 from router.core.holdings import AgentReport, Holdings
 from router.core.observe import Outcome, Usage
 from router.core.plan import Plan, PullRules
@@ -53,6 +53,33 @@ def test_a_session_whose_home_is_drained_is_sent_with_a_pull_that_is_counted_unt
     assert (view.sources[0].pulls, dict(view.inbound), len(view.links)) == (0, {}, 1)
     assert view.sources[0].chance > 0.95
     assert of.decide(turn("t"), 3.0).candidates[0].arriving_tokens == 0
+
+
+def test_where_only_pools_tell_agents_are_believed_and_a_pool_serves_what_a_lost_home_had() -> None:
+    pool = ReplicaId("pool")
+    rules = PullRules(seed_gbps=800.0)
+    of = Engine(
+        [Plan(name="home", strategy=Priced(), pull=rules)],
+        rng=Random(1),
+        pullbook=PullBook(rules),
+        holdings=Holdings((pool,), agents_tell=False),
+    )
+    of.set_replicas([ReplicaSpec(name, f"http://{name}:1", kv_agent=f"{name}:7710") for name in (A, B)], 0.0)
+    for name in (A, B):
+        of.probe_passed(name, 0.0)
+    begun = play(of, long("s", 320), 0.0, prompt=80_000)
+    of.drain(begun.replica, True)
+    of_home = of.decide(long("s", 324), 1.0).pull
+    assert of_home is not None
+    assert of_home.source == begun.replica, "nobody told of its agent"
+    key = long("s", 320).session
+    assert key is not None
+    of.agent_reported(pool, AgentReport(True, ((key, 60_000),), (), 60_000), 1.0)
+    of.report(begun.replica, Report(start_time=5.0), 1.0)
+    of.report(begun.replica, Report(start_time=99.0), 2.0)
+    of_pool = of.decide(long("s", 324), 2.0).pull
+    assert of_pool is not None
+    assert (of_pool.source, of_pool.tokens) == (pool, 60_000)
 
 
 def p2p(*specs: ReplicaSpec) -> tuple[Engine, PullBook]:

@@ -13,7 +13,15 @@ TRACE = Path(__file__).parents[2] / "data" / "small-trace.jsonl"
 
 
 def figures(mean: float, hit: float = 0.9) -> dict[str, float]:
-    return {"mean_s": mean, "p90_s": 2 * mean, "max_s": 9.0, "hit_rate": hit, "refused": 0.0}
+    return {
+        "mean_s": mean,
+        "p90_s": 2 * mean,
+        "max_s": 9.0,
+        "hit_rate": hit,
+        "refused": 0.0,
+        "cached_error": 0.0004,
+        "ttft_error": 0.08,
+    }
 
 
 def test_ratios_are_of_the_same_seed_and_a_seed_that_is_not_known_does_not_count() -> None:
@@ -31,6 +39,7 @@ def test_ratios_are_of_the_same_seed_and_a_seed_that_is_not_known_does_not_count
     assert ring.endswith("3")
     assert "0.38 (0.25 … 0.50)" in home
     assert "0.970" in home
+    assert home.split()[-3:] == ["0.04%", "8.0%", "2"]
     assert home.endswith("2")
 
 
