@@ -4,12 +4,14 @@ Keeps outlines, which are small and no text, within a budget of bytes; the sessi
 goes first. Decides nothing: routing is the same without it.
 """
 
+from array import array
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
 from typing import Final
 
+from router.base.common import common_length
 from router.base.ids import SessionKey
 from router.base.values import Value
 from router.core.breaks import Break, Cause, find_difference
@@ -25,8 +27,8 @@ _CONVERSATIONS: Final = 4
 _MOST_SEGMENTS: Final = 4096
 
 # What a session costs besides its segments, and one of those, in bytes: measured by the test of this module.
-_SESSION_BYTES: Final = 1400
-_SEGMENT_BYTES: Final = 12
+_SESSION_BYTES: Final = 1500
+_SEGMENT_BYTES: Final = 16
 
 _MOST_OPENINGS: Final = 8192
 
@@ -90,6 +92,8 @@ class _Conversation:
     end: int
     """Prompt bytes of the whole."""
     outline: Outline
+    links: "array[int]"
+    """32 bits of the chain's hash of each segment in the outline."""
 
     def leads_to(self, hashes: tuple[int, ...]) -> bool:
         """Whether a chain goes on from it."""
@@ -136,7 +140,7 @@ class ChainWatch:
                     self._sessions.move_to_end(told.key)
                     self._go_on(watched, conversation, told.chain, describe)
                     return None
-        outline = _whole(told, describe)
+        outline = _whole(told, describe, watched)
         if outline is None:
             return None
         found = self._find(told, outline)
@@ -160,7 +164,7 @@ class ChainWatch:
         watched = self._sessions.get(told.key)
         if watched is not None and any(each.leads_to(told.chain.hashes) for each in watched.conversations):
             return None
-        outline = _whole(told, describe)
+        outline = _whole(told, describe, watched)
         found = self._find(told, outline) if outline is not None else None
         return found[2] if found is not None else None
 
@@ -216,6 +220,8 @@ class ChainWatch:
                 outline.cut(known)
                 outline.extend(added)
                 outline.cut(_MOST_SEGMENTS)
+                del conversation.links[known:]
+                conversation.links.extend(_links(chain.hashes[known : len(outline)]))
                 self._bytes += _SEGMENT_BYTES * (len(outline) - before)
                 self._shrink()
         if count > conversation.final or chain.ends[-1] > conversation.end:
@@ -228,7 +234,7 @@ class ChainWatch:
             if len(self._openings) > _MOST_OPENINGS:
                 self._openings.popitem(last=False)
         outline.cut(_MOST_SEGMENTS)
-        conversation = _Conversation(0, 0, 0, outline)
+        conversation = _Conversation(0, 0, 0, outline, _links(told.chain.hashes[: len(outline)]))
         _settle(conversation, told.chain)
         watched.conversations.insert(0, conversation)
         self._bytes += _SEGMENT_BYTES * len(outline)
@@ -256,10 +262,32 @@ class ChainWatch:
             self._bytes -= _SESSION_BYTES + _SEGMENT_BYTES * segments
 
 
-def _whole(told: Told, describe: Describe) -> Outline | None:
-    """The outline of a whole prompt; `None` where there is none that fits its chain."""
+def _whole(told: Told, describe: Describe, watched: _Watched | None) -> Outline | None:
+    """The outline of a whole prompt; `None` where there is none that fits its chain.
+
+    What a conversation of the session has in common with it is taken from there: a compaction, or an edit far
+    down, leaves most of a prompt as it was.
+    """
+    hashes = told.chain.hashes
+    count = len(hashes)
+    links = memoryview(_links(hashes))
+    known, start = None, 0
+    for conversation in watched.conversations if watched is not None else ():
+        common = common_length(memoryview(conversation.links), links)
+        # A payload's first segment tells of all of it, and what follows the last common one may differ.
+        begins = conversation.outline.beginning(common - 1) if common else 0
+        if begins > start:
+            known, start = conversation.outline, begins
+    if known is not None:
+        added = describe(start)
+        if added is not None and len(added) == count - start:
+            return known.followed_by(added, start)
     outline = describe(0)
-    return outline if outline is not None and len(outline) == len(told.chain.hashes) else None
+    return outline if outline is not None and len(outline) == count else None
+
+
+def _links(hashes: Sequence[int]) -> "array[int]":
+    return array("I", [each & 0xFFFF_FFFF for each in hashes])
 
 
 def _settle(conversation: _Conversation, chain: Chain) -> None:

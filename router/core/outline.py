@@ -76,13 +76,23 @@ class Outline:
         self.own.extend(other.own)
         self.shapes.extend(other.shapes)
 
+    def followed_by(self, other: "Outline", at: int) -> "Outline":
+        """A new one: the first `at` segments, and behind them all of the other."""
+        made = Outline()
+        made.tags = self.tags[:at] + other.tags
+        made.own = self.own[:at] + other.own
+        made.shapes = self.shapes[:at] + other.shapes
+        return made
+
     def cut(self, most: int) -> None:
         """Keep the first `most` segments."""
-        del self.tags[most:], self.own[most:], self.shapes[most:]
+        if most < len(self.tags):
+            del self.tags[most:], self.own[most:], self.shapes[most:]
 
     def drop(self, count: int) -> None:
         """Leave out the first `count` segments."""
-        del self.tags[:count], self.own[:count], self.shapes[:count]
+        if count:
+            del self.tags[:count], self.own[:count], self.shapes[:count]
 
     def common(self, other: "Outline") -> int:
         """How many leading segments are the same."""

@@ -78,6 +78,33 @@ def test_a_prompt_that_grows_goes_on_and_only_what_is_new_is_looked_into():
     assert (watch.turns, watch.breaks, watch.last(A)) == (3, {}, None)
 
 
+def test_after_a_break_only_what_no_conversation_has_in_common_with_it_is_looked_into():
+    watch = ChainWatch()
+    say(watch, "s hi yes and so what now")
+    seen = []
+    for words in ("s hi yes", "s hi yes but", "s hi yes but why not", "t hi yes"):
+        prompt = Prompt(tuple(words.split()))
+        watch.turn(Told(A, prompt.chain(), False, 100, 0, 0.0), prompt.describe)
+        seen.append(prompt.described)
+    # The last segment in common is looked into once more: it may be the beginning of what goes on otherwise.
+    assert seen == [1, 1, 2, 4]
+
+
+@given(st.lists(st.lists(st.sampled_from(["a", "b", "1", "22"]), min_size=1, max_size=6), max_size=12))
+def test_what_is_kept_is_the_outline_of_the_whole_however_it_came(prompts: list[list[str]]):
+    watch = ChainWatch()
+    for words in prompts:
+        say(watch, " ".join(words))
+        prompt = Prompt(tuple(words))
+        kept, whole = watch._sessions[A].conversations[0], prompt.describe(0)
+        if len(kept.outline) == len(whole):  # a shorter one that another goes on from is no news
+            assert (kept.outline.tags, kept.outline.own) == (whole.tags, whole.own)
+            assert kept.outline.shapes == whole.shapes
+        links = [each & 0xFFFF_FFFF for each in prompt.chain().hashes]
+        assert kept.links.tolist()[: len(links)] == links
+        assert len(kept.links) == len(kept.outline)
+
+
 def test_a_break_names_its_part_its_cause_and_what_it_cost():
     watch = ChainWatch()
     say(watch, "at-9 hi yes and")
@@ -245,7 +272,7 @@ def test_the_books_of_bytes_agree_with_what_is_kept(turns: list[tuple[str, list[
     for key, words in turns:
         say(watch, " ".join(words), key=SessionKey(key), derived=True)
         kept = sum(
-            1400 + 12 * sum(len(each.outline) for each in watched.conversations)
+            1500 + 16 * sum(len(each.outline) for each in watched.conversations)
             for watched in watch._sessions.values()
         )
         assert watch._bytes == kept
