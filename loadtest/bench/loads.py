@@ -9,8 +9,12 @@ SESSIONS: Final = 97
 """A prime, so that sessions and connections do not fall into step."""
 
 TURNS: Final = 16
-"""Turns of a session, each with one message more, before its client compacts the history to what the first of
-them had. Of bodies of two messages there is one only."""
+"""Turns of a session, each with one message more, before its client compacts the history: to as many messages
+as the first of them had, of which none but the system prompt was there before. Of two messages there is one
+body only."""
+
+HISTORIES: Final = 2
+"""How many a session has before the first is sent again."""
 
 CHUNKS: Final = 50
 """Chunks of a streamed answer."""
@@ -95,7 +99,12 @@ def requests(load: Load) -> tuple[tuple[Parts, ...], ...]:
 
 def _turns(load: Load, session: int) -> tuple[Parts, ...]:
     counts = _message_counts(load)
-    messages = [orjson.dumps(message) for message in _messages(session, counts[-1])]
+    histories = range(HISTORIES if len(counts) > 1 else 1)
+    return tuple(part for history in histories for part in _history(load, session, history, counts))
+
+
+def _history(load: Load, session: int, history: int, counts: range) -> list[Parts]:
+    messages = [orjson.dumps(message) for message in _messages(session, history, counts[-1])]
     # The messages come first in a body, and what follows them is the same for all turns.
     begin, end = _around(load)
     longest = memoryview(begin + b",".join(messages))
@@ -103,7 +112,7 @@ def _turns(load: Load, session: int) -> tuple[Parts, ...]:
     for count in counts:
         at = len(begin) + sum(map(len, messages[:count])) + count - 1
         turns.append((_head(load, session, at + len(end)), longest[:at], end))
-    return tuple(turns)
+    return turns
 
 
 def _around(load: Load) -> tuple[bytes, bytes]:
@@ -144,14 +153,15 @@ def chat_body(load: Load, session: int, turn: int = 0) -> bytes:
     return bytes(messages) + end
 
 
-def _messages(session: int, count: int) -> list[dict[str, str]]:
-    lines = _lines(random.Random(session))
-    choose = random.Random(session).choices
+def _messages(session: int, history: int, count: int) -> list[dict[str, str]]:
+    drawn = session + SESSIONS * history
+    lines = _lines(random.Random(drawn))
+    choose = random.Random(drawn).choices
     messages = [
         {"role": "system", "content": _text("You are a careful coding agent.", _lines(random.Random(-1)))}
     ]
     for number in range(1, count):
-        text = _text(f"Session {session}, message {number}.", choose(lines, k=len(lines)))
+        text = _text(f"Session {session}, history {history}, message {number}.", choose(lines, k=len(lines)))
         messages.append({"role": "user" if number % 2 else "assistant", "content": text})
     return messages
 

@@ -271,14 +271,19 @@ def _whole(told: Told, describe: Describe, watched: _Watched | None) -> Outline 
     hashes = told.chain.hashes
     count = len(hashes)
     links = memoryview(_links(hashes))
-    known, start = None, 0
+    known, common = Outline(), 0
     for conversation in watched.conversations if watched is not None else ():
-        common = common_length(memoryview(conversation.links), links)
-        # A payload's first segment tells of all of it, and what follows the last common one may differ.
-        begins = conversation.outline.beginning(common - 1) if common else 0
-        if begins > start:
-            known, start = conversation.outline, begins
-    if known is not None:
+        shared = common_length(memoryview(conversation.links), links)
+        if shared > common:
+            known, common = conversation.outline, shared
+    # A payload's first segment tells of all of it, and the last common one may go on in another way: in the
+    # conversation, which can be seen, or in the prompt, which can be seen once that is described from there.
+    if common and not known.goes_on_at(common) and len(known) < _MOST_SEGMENTS:
+        added = describe(common) if common < count else Outline()
+        if added is not None and len(added) == count - common and not added.goes_on_at(0):
+            return known.followed_by(added, common)
+    start = known.beginning(common - 1) if common else 0
+    if start:
         added = describe(start)
         if added is not None and len(added) == count - start:
             return known.followed_by(added, start)

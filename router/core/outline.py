@@ -98,6 +98,10 @@ class Outline:
         """How many leading segments are the same."""
         return common_length(memoryview(self.own), memoryview(other.own))
 
+    def goes_on_at(self, at: int) -> bool:
+        """Whether a segment continues what the one before it is of; no where there is none."""
+        return at < len(self.tags) and bool(self.tags[at] & CONTINUES)
+
     def beginning(self, at: int) -> int:
         """Where that which segment `at` is of begins."""
         while at and self.tags[at] & CONTINUES:

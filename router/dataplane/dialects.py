@@ -21,7 +21,7 @@ from router.dataplane.fingerprint import Message, Segments
 from router.dataplane.outline import BodyOutline
 from router.dataplane.shape import check_shape
 from router.dataplane.splice import EXTRA, RESERVED
-from router.dataplane.stems import LEAST, MOST, Stem, Stems, end_of_messages, is_all
+from router.dataplane.stems import LEAST, MOST, Mark, News, Stem, Stems, end_of_messages, is_all
 
 
 class Dialect(StrEnum):
@@ -277,32 +277,35 @@ class RequestReader:
         messages = head.messages
         span = end_of_messages(body, messages) if not isinstance(messages, UnsetType) else None
         if span is not None and is_all(body, *span):
-            made = _Made(path, tenant, read, care)
-            self._stems.keep(session, Stem(body, span[1], body.count(b"{"), made))
+            mark = Mark(span[1], body.count(b"{"), _note(read.chain, care))
+            self._stems.keep(session, Stem(body, [mark], _Made(path, tenant, read)))
 
     def _go_on(
         self,
         reading: "_Reading",
         stem: Stem,
         body: bytes,
-        new: tuple[list[Message], int],
+        news: News,
         session: SessionKey,
     ) -> Read:
-        """What a body says that is a stem's with `new` messages behind its own."""
+        """What a body says that goes on from a stem, or from a turn that led to it."""
         made: _Made = stem.made
-        news, braces = new
-        if news:
-            segments = Segments.going_on(made.chain, made.care)
-            reading.add_news(segments, news, made.chain.opening)
+        known: int
+        care: int
+        known, care = news.mark.note
+        segments = Segments.going_on(made.chain, known, care)
+        if news.messages or known < len(made.chain.hashes):
+            reading.add_news(segments, news.messages, made.chain.opening)
             hashes, ends = tuple(segments.hashes), tuple(segments.ends)
-            chain = Chain(hashes, ends, made.chain.opening, made.chain.system)
-            outline = reading.outline_of(segments, body)
-            made = made.grown(chain, segments.care)
-            self._stems.keep(session, stem.grown(body, braces, made))
-        else:
-            outline = reading.outline_of(Segments.going_on(made.chain, made.care), body)
-            self._stems.keep(session, stem)
-        return made.read(outline)
+            made = made.grown(Chain(hashes, ends, made.chain.opening, made.chain.system))
+            stem = stem.grown(body, news, _note(made.chain, segments.care), made)
+        self._stems.keep(session, stem)
+        return made.read(reading.outline_of(segments, body))
+
+
+def _note(chain: Chain, care: int) -> tuple[int, int]:
+    """What to know again of a turn: its segments, and how many objects may yet be looked into."""
+    return len(chain.hashes), care
 
 
 class _Made:
@@ -310,7 +313,6 @@ class _Made:
 
     __slots__ = (
         "asks_usage",
-        "care",
         "chain",
         "has_stream_options",
         "model",
@@ -320,7 +322,7 @@ class _Made:
         "tenant",
     )
 
-    def __init__(self, path: str, tenant: TenantId, read: Read, care: int) -> None:
+    def __init__(self, path: str, tenant: TenantId, read: Read) -> None:
         self.path = path
         self.tenant = tenant
         self.model = read.model
@@ -329,12 +331,10 @@ class _Made:
         self.opening = read.opening
         self.has_stream_options = read.has_stream_options
         self.asks_usage = read.asks_usage
-        self.care = care
-        """Objects of the body that may yet be looked into."""
 
-    def grown(self, chain: Chain, care: int) -> "_Made":
-        """The same of a body with more messages."""
-        made = _Made(self.path, self.tenant, self.read(None), care)
+    def grown(self, chain: Chain) -> "_Made":
+        """The same of a body with other messages."""
+        made = _Made(self.path, self.tenant, self.read(None))
         made.chain = chain
         return made
 

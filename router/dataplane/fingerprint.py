@@ -98,10 +98,10 @@ class Segments:
         """Objects that may yet be looked into."""
 
     @classmethod
-    def going_on(cls, chain: Chain, care: int) -> "Segments":
-        """What a chain goes on from. `care`: what was left of it when that was made."""
+    def going_on(cls, chain: Chain, count: int, care: int) -> "Segments":
+        """What goes on from the first `count` segments of a chain. `care`: what was left of it with these."""
         made = cls(0)
-        made.hashes, made.ends = list(chain.hashes), list(chain.ends)
+        made.hashes, made.ends = list(chain.hashes[:count]), list(chain.ends[:count])
         made.system, made.care = chain.system, care
         return made
 

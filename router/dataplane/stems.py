@@ -3,7 +3,8 @@
 A client sends the whole conversation with each turn. Reading all of it anew costs more with every turn; what
 is new is the last few messages. So the last body of a conversation is kept, with where its messages end. A
 body that begins as that one did up to there, and ends as that one did from there, can only be the same
-request with more messages: nothing but these is left to read.
+request with more messages: nothing but these is left to read. So it is with one that leaves the last messages
+out and goes on from an earlier turn's, whose end is marked: an edit, a second try, a compaction.
 
     {"model":"m","messages":[ {…},{…}   ],"tools":[…],"stream":true}
     └────────────── stem ──────────┘   └─────────── end ──────────┘
@@ -19,6 +20,7 @@ from typing import Any, Final
 import msgspec
 
 from router.base.ids import SessionKey
+from router.base.values import Value
 from router.dataplane.fingerprint import Message
 from router.dataplane.shape import MAX_OBJECTS
 
@@ -26,6 +28,9 @@ LEAST: Final = 8 * 1024
 """Bytes of a body that is kept: a shorter one is read as quickly as it is compared."""
 MOST: Final = 1 << 20
 """A longer one has bounds of its own (`shape`), and would take the place of too many."""
+
+MARKS: Final = 64
+"""Turns of a conversation whose ends are known."""
 
 _KEY: Final = b'"messages"'
 _LOOKS: Final = 64
@@ -39,32 +44,72 @@ _OUTER: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _NEWS: Final = msgspec.json.Decoder(list[Message])
 
 
+class Mark(Value):
+    """Where the messages of a conversation ended at one of its turns."""
+
+    __match_args__ = ("at", "braces", "note")
+    __slots__ = __match_args__
+
+    def __init__(self, at: int, braces: int, note: Any) -> None:
+        self.at: Final = at
+        """Where the bracket was that closed them."""
+        self.braces: Final = braces
+        """How many the body had up to there and behind its end, those in texts included."""
+        self.note: Final = note
+        """What the owner wants to know again of that turn."""
+
+
+class News(Value):
+    """What of a body is to be read."""
+
+    __match_args__ = ("messages", "braces", "mark", "turns")
+    __slots__ = __match_args__
+
+    def __init__(self, messages: list[Message], braces: int, mark: Mark, turns: int) -> None:
+        self.messages: Final = messages
+        self.braces: Final = braces
+        """In these."""
+        self.mark: Final = mark
+        """What they go on from."""
+        self.turns: Final = turns
+        """Marks of the stem up to that one."""
+
+
 class Stem:
     """A body that was read, and what was made of it."""
 
-    __slots__ = ("_end", "_prefix", "body", "braces", "made")
+    __slots__ = ("_end", "_marks", "_prefix", "body", "made")
 
-    def __init__(self, body: bytes, at: int, braces: int, made: Any) -> None:
-        """Messages end at `at`, where the bracket is that closes them. `braces`: how many it has, those in
-        texts included. `made`: what the owner wants to know again; it must not hold on to the body."""
+    def __init__(self, body: bytes, marks: list[Mark], made: Any) -> None:
+        """`marks`: of the turns that led to it, its own last. `made`: what the owner wants to know again of
+        the body. Neither may hold on to that."""
+        at = marks[-1].at
         self.body = body
-        self.braces = braces
         self.made = made
+        self._marks = marks
         self._prefix = memoryview(body)[:at]
         self._end = body[at:]
 
-    def news(self, body: bytes) -> tuple[list[Message], int] | None:
-        """The messages that `body` has beyond those of the stem's, perhaps none, and the braces in them;
-        `None` where it is not the same request with more messages, or is to be judged as a whole."""
-        at, end = len(self._prefix), self._end
+    def news(self, body: bytes) -> News | None:
+        """The messages that `body` has beyond those of the stem's, or of a turn before it, perhaps none;
+        `None` where it is not the same request with other messages, or is to be judged as a whole."""
+        marks, end = self._marks, self._end
+        turns = len(marks)
+        at = len(self._prefix)
         stop = len(body) - len(end)
-        if stop < at or len(body) >= MOST or not body.endswith(end) or not body.startswith(self._prefix):
+        if len(body) >= MOST or not body.endswith(end):
             return None
+        if stop < at or not body.startswith(self._prefix):
+            turns = self._turns_of(body, stop)
+            if not turns:
+                return None
+            at = marks[turns - 1].at
+        mark = marks[turns - 1]
         if stop == at:
-            return [], 0
+            return News([], 0, mark, turns)
         new = body[at:stop].lstrip(_BLANKS)
         braces = new.count(b"{")
-        if not new.startswith(_COMMA) or self.braces + braces > MAX_OBJECTS:
+        if not new.startswith(_COMMA) or mark.braces + braces > MAX_OBJECTS:
             return None
         try:
             if not new.isascii():
@@ -73,11 +118,31 @@ class Stem:
             news = _NEWS.decode(b"[%b]" % new[1:])
         except (UnicodeDecodeError, msgspec.DecodeError, RecursionError):
             return None
-        return (news, braces) if news else None
+        return News(news, braces, mark, turns) if news else None
 
-    def grown(self, body: bytes, braces: int, made: Any) -> "Stem":
-        """The stem that `body` is, whose `news` have so many braces."""
-        return Stem(body, len(body) - len(self._end), self.braces + braces, made)
+    def _turns_of(self, body: bytes, stop: int) -> int:
+        """How many of the marks `body` has, whose messages end before `stop`."""
+        marks, prefix = self._marks, self._prefix
+        low, high = 0, len(marks) - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            at = marks[middle - 1].at
+            if at <= stop and body.startswith(prefix[:at]):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def grown(self, body: bytes, news: News, note: Any, made: Any) -> "Stem":
+        """The stem that `body` is, which has these news. `note`: what to know again of its turn; `made`: of
+        all."""
+        mark = Mark(len(body) - len(self._end), news.mark.braces + news.braces, note)
+        marks = self._marks[: news.turns]
+        if len(marks) >= MARKS:
+            # The older, the farther apart: who goes back goes back a turn or two, or to the beginning.
+            del marks[1 : MARKS // 2 : 2]
+        marks.append(mark)
+        return Stem(body, marks, made)
 
 
 class Stems:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from router.base.errors import Refused
 from router.base.ids import OPEN_TENANT, SessionKey, TenantId
 from router.dataplane.dialects import Read, RequestReader
-from router.dataplane.stems import LEAST, Stem, Stems, end_of_messages, is_all
+from router.dataplane.stems import LEAST, MARKS, Mark, Stem, Stems, end_of_messages, is_all
 
 CHAT = "/v1/chat/completions"
 ANTHROPIC = "/v1/messages"
@@ -81,7 +81,11 @@ ENDS = st.fixed_dictionaries(
 @settings(max_examples=100)
 @given(
     first=ENDS,
-    turns=st.lists(st.tuples(st.lists(MESSAGES, max_size=3), ENDS | st.none()), min_size=1, max_size=5),
+    turns=st.lists(
+        st.tuples(st.none() | st.integers(0, 9), st.lists(MESSAGES, max_size=3), ENDS | st.none()),
+        min_size=1,
+        max_size=8,
+    ),
     last=ENDS,
     style=st.sampled_from([(",", ":"), (", ", ": "), (" , ", " : ")]),
     ascii_only=st.booleans(),
@@ -90,8 +94,10 @@ ENDS = st.fixed_dictionaries(
 def test_what_is_read_is_what_would_be_read_from_the_beginning(first, turns, last, style, ascii_only, path):
     messages: list[Any] = [{"role": "user", "content": LONG}]
     bodies = []
-    for new, end in turns:
-        messages = [*messages, *new]
+    states = [messages]
+    for back, new, end in turns:
+        messages = [*(messages if back is None else states[back % len(states)]), *new]
+        states.append(messages)
         whole = {"model": "m", **first, "messages": messages, **(last if end is None else end)}
         bodies.append(json.dumps(whole, separators=style, ensure_ascii=ascii_only).encode())
     agreed(bodies, path)
@@ -178,6 +184,50 @@ def test_only_new_messages_are_read():
     ]
 
 
+def test_what_goes_on_from_an_earlier_turn_is_read_from_there():
+    reader = RequestReader(body_fields=(), derive=True, keep_bytes=1 << 20)
+    decoded = []
+    for reading in reader._readings.values():
+        reading.decode = _noted(reading.decode, decoded)
+        if reading._usual is not None:
+            reading._usual = _noted(reading._usual, decoded)
+
+    def body(*contents):
+        messages = [{"role": "user", "content": each} for each in (LONG, *contents)]
+        return json.dumps({"model": "m", "messages": messages}).encode()
+
+    said = [(), ("a",), ("a", "b"), ("a", "b", "c"), ("a", "d"), ("a", "b"), ("a",), (), ("e", "f"), ("e",)]
+    fresh = RequestReader(body_fields=(), derive=True)
+    for contents in said:
+        read = reader.read(CHAT, body(*contents), OPEN_TENANT, SESSION)
+        assert read.chain == fresh.read(CHAT, body(*contents), OPEN_TENANT, None).chain
+    assert [size for size in decoded if size > LEAST] == [len(body())]
+    # What the first turn did not have is read from the beginning.
+    reader.read(CHAT, body().replace(b"xx", b"xy", 1), OPEN_TENANT, SESSION)
+    assert len(decoded) == 2
+
+
+def test_of_many_turns_the_first_and_the_latest_are_known():
+    reader = RequestReader(body_fields=(), derive=True, keep_bytes=1 << 20)
+
+    def body(turns):
+        messages = [{"role": "user", "content": each} for each in (LONG, *map(str, range(turns)))]
+        return json.dumps({"model": "m", "messages": messages}).encode()
+
+    for turn in range(5 * MARKS):
+        reader.read(CHAT, body(turn), OPEN_TENANT, SESSION)
+    stem = reader._stems.find(SESSION)
+    assert len(stem._marks) <= MARKS
+    for turns in (0, 5 * MARKS - 3, 5 * MARKS - 2):
+        news = stem.news(body(turns))
+        assert news is not None
+        assert (news.messages, news.mark.note[0]) == ([], 1 + 3 + turns)
+    assert (
+        reader.read(CHAT, body(7), OPEN_TENANT, SESSION).chain.hashes[-1]
+        == (RequestReader(body_fields=(), derive=True).read(CHAT, body(7), OPEN_TENANT).chain.hashes[-1])
+    )
+
+
 def _noted(decode, sizes):
     def noted(body):
         sizes.append(len(body))
@@ -201,17 +251,17 @@ class TestStems:
         stems = Stems(250)
         sessions = [SessionKey(f"{number:032}") for number in range(3)]
         for session in sessions:
-            stems.keep(session, Stem(b"x" * 100, 50, 0, None))
+            stems.keep(session, Stem(b"x" * 100, [Mark(50, 0, None)], None))
         assert [stems.find(session) is not None for session in sessions] == [False, True, True]
-        stems.keep(sessions[1], Stem(b"x" * 120, 50, 0, None))
+        stems.keep(sessions[1], Stem(b"x" * 120, [Mark(50, 0, None)], None))
         assert stems.held_bytes == 220
-        stems.keep(sessions[0], Stem(b"x" * 100, 50, 0, None))
+        stems.keep(sessions[0], Stem(b"x" * 100, [Mark(50, 0, None)], None))
         assert [stems.find(session) is not None for session in sessions] == [True, True, False]
         assert stems.held_bytes == 220
 
     def test_without_a_budget_nothing_is_kept(self):
         stems = Stems(0)
-        stems.keep(SESSION, Stem(b"x", 1, 0, None))
+        stems.keep(SESSION, Stem(b"x", [Mark(1, 0, None)], None))
         assert stems.find(SESSION) is None
         assert stems.held_bytes == 0
 
