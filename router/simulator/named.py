@@ -30,11 +30,12 @@ class NamedBlocks:
     def __init__(self, replica: ReplicaSettings, keeping: KeepingConfig, capacity_bytes: int) -> None:
         self.block_bytes = replica.block_size * replica.kv_bytes_per_token
         self.namespace = _namespace(replica, self.block_bytes)
+        self._space = self.namespace.space  # a digest, which is worked out whenever it is asked for
         self.store: Store[None] = Store(policy_of(keeping, capacity_bytes))
 
     def key(self, tenant: str, of: int) -> BlockKey:
         """A tenant's block of this hash."""
-        return BlockKey(self.namespace.space, tenant, BlockHash(of.to_bytes(8, "little").ljust(32, b"\0")))
+        return BlockKey(self._space, tenant, BlockHash(of.to_bytes(8, "little").ljust(32, b"\0")))
 
     def length(self, tenant: str, hashes: Sequence[int], most: int) -> int:
         """How many of the first `most` blocks are held. Where one is, all before it are."""
