@@ -17,11 +17,10 @@ from pathlib import Path
 from statistics import median
 from typing import Final, NamedTuple
 
-import router
-from loadtest.cells.kept import Kept, digest
+from loadtest.kept import Kept, digest, sources
 from router.base.errors import HomingError
 from router.settings.build import build_plan
-from router.settings.load import find_policy, load_policy
+from router.settings.load import load_policy
 from router.simulator.replay.bound import Bound
 from router.simulator.replay.figures import Figures, figures
 from router.simulator.replay.fleet import FleetReplay
@@ -163,15 +162,6 @@ def _against(pairs: Sequence[tuple[dict[str, float], dict[str, float]]], figure:
     return f"{median(ratios):.2f} ({min(ratios):.2f} … {max(ratios):.2f})"
 
 
-def _sources(trace: Path) -> list[Path]:
-    """All that figures are made by, in an order that a checkout and an installed package have in common."""
-    package = Path(router.__file__).parent
-    parts = ("base", "core", "settings", "simulator")
-    code = [file for part in parts for file in sorted((package / part).rglob("*.py"))]
-    policies = [find_policy(name, Path()) for name in POLICIES]
-    return [trace, Path(__file__), *code, *policies]
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     summary = (__doc__ or "").partition("\n")[0]
     parser = argparse.ArgumentParser(prog="python -m loadtest.cells", description=summary)
@@ -188,7 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     cells, policies = asked.cell or list(CELLS), asked.policy or [*POLICIES, BOUND]
     try:
         asked.keep.parent.mkdir(parents=True, exist_ok=True)
-        of = f"{digest(_sources(asked.trace))} {asked.sessions}"
+        of = f"{digest(sources(asked.trace, Path(__file__), policies=POLICIES))} {asked.sessions}"
         bench = Bench(read_trace(asked.trace), asked.sessions, Kept(asked.keep), of)
         if not asked.table:
             # By seeds first: what is cut short has all policies at the same ones.

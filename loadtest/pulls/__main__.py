@@ -1,17 +1,24 @@
 """Prints what pulls are worth in each event, as a curve over bandwidth.
 
-    python -m loadtest.pulls TRACE [--gbps 24,96] [--seeds 3] [--scenario NAME]...
+    python -m loadtest.pulls TRACE [--keep FILE] [--gbps 24,96] [--seeds 3] [--scenario NAME]...
 
 Of the turns asked for within ten minutes of the event: the mean time to the first token without pulls, and
-with pulls as a multiple of it at the same seed (median, least, most). In `calm`, of all turns.
+with pulls as a multiple of it at the same seed (median, least, most). In `calm`, of all turns. What is known
+already is taken from the file of `--keep`, as long as neither code, trace nor policy has changed; a run that
+is cut short goes on where it was. `--table` computes nothing and prints what is kept.
 """
 
 import argparse
-from dataclasses import dataclass, replace
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean, median
 
+from loadtest.kept import Kept, digest, sources
+from loadtest.pulls import scenarios
 from loadtest.pulls.scenarios import EVENT_AT_S, MEASURED_S, SCENARIOS
+from router.base.errors import HomingError
 from router.core.plan import Plan
 from router.settings.build import build_plan
 from router.settings.load import load_policy
@@ -25,6 +32,7 @@ from router.simulator.settings import ReplicaSettings
 # The replicas of the project's other figures: an accelerator with 600k tokens of KV and four times as much on
 # its host.
 _BLOCK = 64
+_POLICY = "home"
 _SETTINGS = ReplicaSettings(
     block_size=_BLOCK,
     # One block is never used.
@@ -67,39 +75,74 @@ def play(name: str, trace: Trace, plan: Plan, seed: int, gbps: float) -> Outcome
     return Outcome(mean(asked) if asked else 0.0, measured.pulled, measured.pulled_tokens)
 
 
-def curve(names: list[str], trace: Trace, seeds: int, bandwidths: list[float]) -> str:
-    """The table."""
-    # As a fleet that has been running for a while has learned.
-    plan = replace(build_plan(load_policy("home").value), prefill_tokens_per_s=_SETTINGS.prefill_tps)
-    rows = [["event", "without pulls", *(f"at {gbps:g} Gb/s" for gbps in bandwidths)]]
+def curve(
+    names: Sequence[str],
+    seeds: int,
+    bandwidths: Sequence[float],
+    outcome_of: Callable[[str, int, float], Outcome | None],
+) -> str:
+    """The table, of the seeds of which both outcomes are known."""
+    rows = [["event", "without pulls", *(f"at {gbps:g} Gb/s" for gbps in bandwidths), "seeds"]]
     for name in names:
-        without = [play(name, trace, plan, seed, 0.0) for seed in range(seeds)]
-        row = [name, f"{median(outcome.mean_s for outcome in without):.2f} s"]
+        without = {seed: one for seed in range(seeds) if (one := outcome_of(name, seed, 0.0)) is not None}
+        if not without:
+            continue
+        row = [name, f"{median(one.mean_s for one in without.values()):.2f} s"]
         for gbps in bandwidths:
-            pulled = [play(name, trace, plan, seed, gbps) for seed in range(seeds)]
-            ratios = [
-                after.mean_s / before.mean_s
-                for before, after in zip(without, pulled, strict=True)
-                if before.mean_s
+            pairs = [
+                (before, after)
+                for seed, before in without.items()
+                if (after := outcome_of(name, seed, gbps)) is not None and before.mean_s
             ]
-            count = round(median(outcome.pulls for outcome in pulled))
+            if not pairs:
+                row.append("")
+                continue
+            ratios = [after.mean_s / before.mean_s for before, after in pairs]
+            count = round(median(after.pulls for _, after in pairs))
             row.append(f"{median(ratios):.2f} ({min(ratios):.2f} … {max(ratios):.2f}), {count} pulls")
-        rows.append(row)
+        rows.append([*row, str(len(without))])
     return "\n".join(table(rows))
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     summary = (__doc__ or "").partition("\n")[0]
     parser = argparse.ArgumentParser(prog="python -m loadtest.pulls", description=summary)
     parser.add_argument("trace", type=Path, help="one session a line, as `homing replay` takes it")
+    parser.add_argument("--keep", type=Path, default=Path("build/pulls.jsonl"), metavar="FILE")
     parser.add_argument("--gbps", default="24,96", help="gigabits a second, separated by commas")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--scenario", action="append", choices=list(SCENARIOS), help="default: all")
-    arguments = parser.parse_args()
-    bandwidths = [float(text) for text in arguments.gbps.split(",")]
-    print(
-        curve(arguments.scenario or list(SCENARIOS), read_trace(arguments.trace), arguments.seeds, bandwidths)
-    )
+    parser.add_argument("--table", action="store_true", help="compute nothing, print what is kept")
+    asked = parser.parse_args(arguments)
+    bandwidths = [float(text) for text in asked.gbps.split(",")]
+    names = asked.scenario or list(SCENARIOS)
+    try:
+        trace = read_trace(asked.trace)
+        asked.keep.parent.mkdir(parents=True, exist_ok=True)
+        kept = Kept(asked.keep)
+        made_by = sources(asked.trace, Path(__file__), Path(scenarios.__file__), policies=[_POLICY])
+        of = digest(made_by)
+        # As a fleet that has been running for a while has learned.
+        plan = replace(build_plan(load_policy(_POLICY).value), prefill_tokens_per_s=_SETTINGS.prefill_tps)
+
+        def outcome(name: str, seed: int, gbps: float, *, compute: bool = False) -> Outcome | None:
+            known = kept.find(f"{of} {name} {seed} {gbps:g}")
+            if known is not None:
+                return Outcome(known["mean_s"], int(known["pulls"]), int(known["pulled_tokens"]))
+            if not compute:
+                return None
+            made = play(name, trace, plan, seed, gbps)
+            kept.keep(f"{of} {name} {seed} {gbps:g}", asdict(made))
+            return made
+
+        # By seeds first: what is cut short has all events at the same ones.
+        for seed in range(0 if asked.table else asked.seeds):
+            for name in names:
+                for gbps in (0.0, *bandwidths):
+                    outcome(name, seed, gbps, compute=True)
+        print(curve(names, asked.seeds, bandwidths, outcome))
+    except HomingError as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.cells.__main__ import CELLS, Bench, compared, main
-from loadtest.cells.kept import Kept, digest
+from loadtest.kept import Kept, digest
 from router.base.errors import HomingError
 from router.simulator.replay.reading import read_trace
 

@@ -1,10 +1,11 @@
 """The scenarios in which pulls are measured."""
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
-from loadtest.pulls.__main__ import play
+from loadtest.pulls.__main__ import Outcome, curve, main, play
 from loadtest.pulls.scenarios import EVENT_AT_S, SCENARIOS
 from router.settings.build import build_plan
 from router.settings.load import load_policy
@@ -31,6 +32,36 @@ def test_what_a_fan_out_shares_is_sent_to_each_replica_once_at_most(gbps: float)
     assert pulled.pulls > 0
     # The parent's prompt to each of the seven others, and what agents carry along that move later.
     assert pulled.pulled_tokens < 7 * 100_032 + 40 * 4 * 1024
+
+
+def test_the_curve_is_of_the_seeds_whose_outcomes_are_known() -> None:
+    known = {
+        (0, 0.0): Outcome(2.0, 0, 0),
+        (1, 0.0): Outcome(4.0, 0, 0),
+        (2, 0.0): Outcome(6.0, 0, 0),
+        (0, 24.0): Outcome(1.0, 10, 100),
+        (1, 24.0): Outcome(3.0, 20, 200),
+        (3, 24.0): Outcome(9.0, 20, 200),
+    }
+    text = curve(["calm", "killed"], 4, [24.0, 96.0], lambda name, seed, gbps: known.get((seed, gbps)))
+    *_, calm, killed = text.splitlines()
+    for row in (calm, killed):
+        assert "4.00 s" in row
+        assert "0.62 (0.50 … 0.75), 15 pulls" in row
+        assert row.endswith("3")
+
+
+def test_it_goes_on_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = Path(__file__).parents[2] / "data" / "small-trace.jsonl"
+    keep = tmp_path / "pulls.jsonl"
+    asked = [str(trace), "--keep", str(keep), "--scenario", "fan-out", "--gbps", "96"]
+    main([*asked, "--seeds", "1"])
+    text = capsys.readouterr().out
+    assert len(keep.read_text().splitlines()) == 2
+    assert "fan-out" in text
+    main([*asked, "--seeds", "3", "--table"])
+    assert capsys.readouterr().out == text
+    assert len(keep.read_text().splitlines()) == 2
 
 
 def test_every_event_is_in_its_scenario() -> None:

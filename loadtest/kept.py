@@ -8,7 +8,9 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import router
 from router.base.errors import HomingError
+from router.settings.load import find_policy
 
 
 class Kept:
@@ -57,3 +59,12 @@ def digest(files: Iterable[Path]) -> str:
             raise HomingError(f"{file}: {error.strerror}") from error
         found.update(b"\0")
     return found.hexdigest()[:16]
+
+
+def sources(trace: Path, *scripts: Path, policies: Iterable[str]) -> list[Path]:
+    """All that figures of replays are made by, in an order that a checkout and an installed package have in
+    common. `scripts`: those of whoever asks. Raises `HomingError` for a policy that is not shipped."""
+    package = Path(router.__file__).parent
+    parts = ("base", "core", "settings", "simulator")
+    code = [file for part in parts for file in sorted((package / part).rglob("*.py"))]
+    return [trace, *scripts, *code, *(find_policy(name, Path()) for name in policies)]
