@@ -9,28 +9,26 @@ import itertools
 import struct
 import time
 import uuid
-from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from random import Random
-from typing import Any, Final, NamedTuple, NoReturn, Protocol
+from typing import Any, Final
 
-import aiohttp
 import orjson
 from aiohttp import web
 from xxhash import xxh3_64_intdigest
 
 from router import __version__
 from router.base.errors import HomingError
-from router.base.tasks import TaskOwner
 from router.simulator import prompts, tokens
-from router.simulator.agent import Prospect, SimulatedAgent
+from router.simulator.agent import SimulatedAgent
 from router.simulator.body import Body
+from router.simulator.calls import Call, HangError, Record, Wish, abort, never
 from router.simulator.driver import Driver
 from router.simulator.faults import Fault, FaultPlan, Kind
-from router.simulator.handoffs import PATH, BrokenError, Fetch, Handoffs, fetch_of
-from router.simulator.metrics import CONTENT_TYPE, Snapshot, TtftHistogram, exposition
+from router.simulator.handoffs import PATH, BrokenError, Handoffs, fetch_of
+from router.simulator.metrics import CONTENT_TYPE, Snapshot, exposition
+from router.simulator.mishaps import Control, Mishaps
 from router.simulator.model import EngineModel, Job
 from router.simulator.prompts import BadPrompt, Message, Prompt
 from router.simulator.refusals import (
@@ -42,156 +40,17 @@ from router.simulator.refusals import (
     whole_number,
 )
 from router.simulator.replies import Reply, reply
+from router.simulator.running import Listening, Running
 from router.simulator.settings import ReplicaSettings
+from router.simulator.stored import Stored, StoredResponses
 from router.simulator.wire import Chat, Completion, Facts, Messages, Responses, Wire
 
 MAX_BODY_BYTES: Final = 256 * 1024 * 1024
-STORED_RESPONSES: Final = 10_000
-"""Responses kept for `previous_response_id`; the oldest goes first."""
 EMBEDDING_SIZE: Final = 64
 
-# Between two simulated replicas.
-_FETCH_TIMEOUT: Final = aiohttp.ClientTimeout(total=5.0)
-
-# What a real connector has as its defaults.
-_MIN_TOKENS: Final = 64
-_HEADROOM: Final = 1.5
-
 _NOT_RECORDED: Final = ("/health", "/metrics", "/sim/")
-_GARBAGE: Final = b"\x16\x03\x01\x00\xa5 this is no HTTP\r\n\r\n"
 
-
-class Control(Protocol):
-    """What the API can ask of whoever runs it."""
-
-    def refuse(self, seconds: float) -> None:
-        """Stop accepting connections for a time."""
-        ...
-
-    def die(self) -> None:
-        """End at once, as a process that is killed does."""
-        ...
-
-
-@dataclass(slots=True)
-class Record:
-    """A request as it arrived, and what became of it."""
-
-    method: str
-    path: str
-    headers: Mapping[str, str]
-    """Names in lower case; of a repeated header, the last."""
-    body: bytes = b""
-    at: float = 0.0
-    """Simulated seconds since the start."""
-    status: int | None = None
-    """`None` until an answer is complete, and for ever where none was."""
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    """`None` before the first token."""
-    aborted: bool = False
-    """The connection ended before the answer did."""
-    fault: str | None = None
-
-    @property
-    def json(self) -> Any:
-        """The body, parsed."""
-        return orjson.loads(self.body)
-
-
-@dataclass(slots=True)
-class _Call:
-    """A request being answered."""
-
-    request: web.Request
-    record: Record
-    fault: Fault | None = None
-    """What is to happen to the body of the answer."""
-    fetch: Fetch | None = None
-    """What it fetches from another replica first."""
-    offer: dict[str, Any] | None = None
-    """Of its blocks, which are kept for another replica when it has finished."""
-    wish: "_Wish | None" = None
-    """For its prompt's KV."""
-
-
-class _HangError(Exception):
-    """The request is never answered."""
-
-
-class _Wish(NamedTuple):
-    """What a request says that its replica's KV agent has to know."""
-
-    request: str
-    """Its id, as the engine has it."""
-    tenant: str
-    params: dict[str, Any] | None
-    """For transfers, as it was sent."""
-
-
-Handler = Callable[[_Call], Awaitable[web.StreamResponse]]
-
-
-@dataclass(slots=True)
-class _Stored:
-    """A response of `/v1/responses` that can be read and continued."""
-
-    snapshot: dict[str, Any]
-    messages: list[Message] = field(default_factory=list)
-    """The conversation with the reply; empty while the reply is being made."""
-    job_id: str | None = None
-    """Its request in the engine, for a background response that is not done."""
-
-
-class _Listening:
-    """Hears of one request and passes it on: to its stream, its record and whoever waits."""
-
-    __slots__ = ("_api", "_at", "_body", "_finish", "_record", "_then", "_wire", "cached", "done", "on_start")
-
-    def __init__(
-        self,
-        api: "Api",
-        wire: Wire | None,
-        record: Record,
-        finish: str,
-        *,
-        body: Body | None = None,
-        then: Callable[[int], None] | None = None,
-    ) -> None:
-        self._api = api
-        self._wire = wire
-        self._record = record
-        self._finish = finish
-        self._body = body
-        self._then = then
-        self._at = 0
-        self.on_start: Callable[[], None] | None = None
-        """Called when the prompt is computed."""
-        self.cached = 0
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def started(self, cached_tokens: int, ttft_s: float) -> None:
-        self.cached = self._record.cached_tokens = cached_tokens
-        self._api.ttft.observe(ttft_s)
-        if self.on_start is not None:
-            self.on_start()
-        if self._body is not None and self._wire is not None:
-            self._body.send([*self._wire.start(), self._wire.token(0)])
-            self._at = 1
-
-    def made(self, tokens: int) -> None:
-        if self._body is not None and self._wire is not None:
-            self._body.send(map(self._wire.token, range(self._at, self._at + tokens)))
-            self._at += tokens
-
-    def finished(self) -> None:
-        self._api.ended[self._finish] += 1
-        if self._body is not None and self._wire is not None:
-            self._body.send(self._wire.end(self.cached))
-        if self._then is not None:
-            self._then(self.cached)
-        if not self.done.done():
-            self.done.set_result(None)
+Handler = Callable[[Call], Awaitable[web.StreamResponse]]
 
 
 class Api:
@@ -212,20 +71,18 @@ class Api:
         self.model = EngineModel(settings)
         self.driver = Driver(self.model, time_scale=settings.time_scale)
         self.faults = faults
+        self.mishaps = Mishaps(faults, control)
         self.handoffs = Handoffs(settings, f"{settings.name}-{uuid.uuid4().hex[:8]}")
         self.records: deque[Record] = deque(maxlen=keep)
         self.start_time = time.time()
-        self.ttft = TtftHistogram()
-        self.ended = {"stop": 0, "length": 0, "abort": 0, "error": 0}
-        self.tasks = TaskOwner()
-        """Pulls under way."""
+        self.running = Running(settings, self.model, self.driver, self.handoffs, agent)
         self.busy: set[object] = set()
         """Transports on which a request is being answered."""
         self.on_tokens: Callable[[Sequence[int], bytes], None] | None = None
         """Is told of which tokens the blocks of each request are made."""
         self._control = control
         self._numbers = itertools.count()
-        self._stored: OrderedDict[str, _Stored] = OrderedDict()
+        self._stored = StoredResponses(self.running.abort)
 
     def application(self) -> web.Application:
         routes: tuple[tuple[str, str, Handler], ...] = (
@@ -273,7 +130,7 @@ class Api:
             self.busy.add(request.transport)
             try:
                 record.body = await request.read()
-                response = await self._handle(_Call(request, record), handler)
+                response = await self._handle(Call(request, record), handler)
                 record.status = response.status
                 return response
             except asyncio.CancelledError:
@@ -282,73 +139,31 @@ class Api:
             except ConnectionError:
                 # A write met a connection that is gone, just ahead of the cancellation that says so.
                 record.aborted = True
-                return await _never()
+                return await never()
             finally:
                 self.busy.discard(request.transport)
 
         return answer
 
-    async def _handle(self, call: _Call, handler: Handler) -> web.StreamResponse:
+    async def _handle(self, call: Call, handler: Handler) -> web.StreamResponse:
         try:
-            fault = None if call.record.path.startswith("/sim/") else self._fault_of(call.request)
+            fault = None if call.record.path.startswith("/sim/") else self.mishaps.of(call.request)
             if fault is not None:
                 call.record.fault = fault.kind
-                instead = await self._misbehave(call, fault)
+                instead = await self.mishaps.befall(call, fault)
                 if instead is not None:
                     return instead
             return await handler(call)
         except Refusal as refusal:
             return error_answer(call.record.path, refusal)
-        except _HangError:
-            return await _never()
+        except HangError:
+            return await never()
         except BadPrompt as error:
             return error_answer(call.record.path, Refusal(400, str(error)))
 
-    def _fault_of(self, request: web.Request) -> Fault | None:
-        asked = request.headers.get("X-Sim-Fault")
-        if asked is None:
-            return self.faults.take(request.path)
-        try:
-            return Fault.parse(asked)
-        except HomingError as error:
-            raise Refusal(400, str(error)) from None
-
-    async def _misbehave(self, call: _Call, fault: Fault) -> web.Response | None:
-        """Carry a fault out. `None` where the request is answered, and only its body suffers."""
-        transport = call.request.transport
-        match fault.kind:
-            case Kind.CUT | Kind.SLOW:
-                call.fault = fault
-                return None
-            case Kind.HOLD:
-                await self.faults.cleared()
-                return None
-            case Kind.STATUS:
-                status = int(fault.amount)
-                answer = error_answer(
-                    call.record.path, Refusal(status, f"simulated {status}", kind="SimulatedError")
-                )
-                if fault.retry_after is not None:
-                    answer.headers["Retry-After"] = fault.retry_after
-                return answer
-            case Kind.REFUSE:
-                self._control.refuse(fault.amount)
-                _abort(transport)
-            case Kind.DIE:
-                self._control.die()
-            case Kind.CLOSE:
-                _abort(transport)
-            case Kind.GARBAGE:
-                if transport is not None:
-                    transport.write(_GARBAGE)
-                    transport.close()
-            case Kind.HANG:
-                pass
-        return await _never()
-
     # Generation
 
-    async def _chat(self, call: _Call) -> web.StreamResponse:
+    async def _chat(self, call: Call) -> web.StreamResponse:
         body = self._body(call)
         options = body.get("stream_options") or {}
         facts, job = self._accept(call, body, prompts.chat(body), "chatcmpl-", token_limit(body))
@@ -359,14 +174,14 @@ class Api:
         )
         return await self._answer(call, job, facts, wire, stream=bool(body.get("stream")))
 
-    async def _completions(self, call: _Call) -> web.StreamResponse:
+    async def _completions(self, call: Call) -> web.StreamResponse:
         body = self._body(call)
         options = body.get("stream_options") or {}
         facts, job = self._accept(call, body, prompts.completion(body), "cmpl-", token_limit(body))
         wire = Completion(facts, usage=bool(options.get("include_usage")))
         return await self._answer(call, job, facts, wire, stream=bool(body.get("stream")))
 
-    async def _messages(self, call: _Call) -> web.StreamResponse:
+    async def _messages(self, call: Call) -> web.StreamResponse:
         body = self._body(call)
         if not self.settings.salts_messages:
             body = {name: value for name, value in body.items() if name != "cache_salt"}
@@ -376,15 +191,15 @@ class Api:
         facts, job = self._accept(call, body, prompts.anthropic(body), "chatcmpl-", limit)
         return await self._answer(call, job, facts, Messages(facts), stream=bool(body.get("stream")))
 
-    async def _count_tokens(self, call: _Call) -> web.Response:
+    async def _count_tokens(self, call: Call) -> web.Response:
         return json_answer({"input_tokens": tokens.count(prompts.anthropic(self._body(call)).tokens)})
 
-    async def _responses(self, call: _Call) -> web.StreamResponse:
+    async def _responses(self, call: Call) -> web.StreamResponse:
         body = self._body(call)
         previous = body.get("previous_response_id")
         messages = prompts.responses_input(body)
         if previous is not None:
-            before = self._find(previous)
+            before = self._stored.find(previous)
             if before.job_id is not None:
                 raise Refusal(400, f"Response with id '{previous}' is not complete.")
             messages = before.messages + messages
@@ -394,25 +209,25 @@ class Api:
         wire = Responses(facts, previous=previous, store=store)
         if background and not store:
             raise Refusal(400, "background can only be used when `store` is true", param="background")
-        stored = _Stored(wire.snapshot("queued" if background else "in_progress"))
+        stored = Stored(wire.snapshot("queued" if background else "in_progress"))
 
         def keep(cached: int) -> None:
             stored.snapshot = wire.whole(cached)
             stored.messages = [*messages, _said(facts.reply)]
             stored.job_id = None
             if store:
-                self._store(stored)
+                self._stored.keep(stored)
 
         if not background:
             streamed = bool(body.get("stream"))
             return await self._answer(call, job, facts, wire, stream=streamed, then=keep)
         stored.job_id = job.id
-        self._store(stored)
-        listening = _Listening(self, None, call.record, _reason(facts.reply), then=keep)
+        self._stored.keep(stored)
+        listening = Listening(self.running, None, call.record, _reason(facts.reply), then=keep)
         self.driver.submit(job, listening)
         return json_answer(stored.snapshot)
 
-    async def _embeddings(self, call: _Call) -> web.StreamResponse:
+    async def _embeddings(self, call: Call) -> web.StreamResponse:
         body = self._body(call)
         given = body.get("input")
         # A list of numbers is one text as token ids.
@@ -428,7 +243,9 @@ class Api:
         record = call.record
         record.prompt_tokens = total
         for text in rendered:
-            await self._run(call, self._job(body, text, b"", 1), _Listening(self, None, record, "stop"))
+            await self.running.run(
+                call, self._job(body, text, b"", 1), Listening(self.running, None, record, "stop")
+            )
         data = [
             {"index": index, "object": "embedding", "embedding": _vector(text, body.get("encoding_format"))}
             for index, text in enumerate(rendered)
@@ -445,7 +262,7 @@ class Api:
         return await self._send(call, answer)
 
     def _accept(
-        self, call: _Call, body: prompts.Body, prompt: Prompt, prefix: str, limit: int | None
+        self, call: Call, body: prompts.Body, prompt: Prompt, prefix: str, limit: int | None
     ) -> tuple[Facts, Job]:
         """Decide on the reply and make the engine's job. Refuses what the context cannot hold."""
         if body.get("n") not in (None, 1):
@@ -466,7 +283,7 @@ class Api:
         facts = Facts(prefix + name, self.settings.model, int(time.time()), length, made)
         job = self._job(body, prompt.tokens, made.tokens, len(made.pieces))
         params = body.get("kv_transfer_params")
-        call.wish = _Wish(
+        call.wish = Wish(
             prefix + name, str(body.get("cache_salt") or ""), params if isinstance(params, dict) else None
         )
         session = call.request.headers.get("X-Session-ID") or body.get("session_id")
@@ -477,14 +294,14 @@ class Api:
             facts, job = self._hand_on(call, params, facts, job)
         return facts, job
 
-    def _hand_on(self, call: _Call, params: dict[str, Any], facts: Facts, job: Job) -> tuple[Facts, Job]:
+    def _hand_on(self, call: Call, params: dict[str, Any], facts: Facts, job: Job) -> tuple[Facts, Job]:
         """What a request fetches first, and what it keeps for others, as its parameters say."""
         try:
             call.fetch = fetch_of(params, facts.prompt_tokens, self.settings)
         except BrokenError as error:
             if error.dies:
                 self._control.die()
-            raise _HangError from None
+            raise HangError from None
         transport = call.request.transport
         host, port = transport.get_extra_info("sockname")[:2] if transport is not None else ("", 0)
         # The last token is sampled and never computed.
@@ -503,7 +320,7 @@ class Api:
 
     async def _answer(
         self,
-        call: _Call,
+        call: Call,
         job: Job,
         facts: Facts,
         wire: Wire,
@@ -513,89 +330,21 @@ class Api:
     ) -> web.StreamResponse:
         record, reason = call.record, _reason(facts.reply)
         if not stream:
-            listening = _Listening(self, wire, record, reason, then=then)
-            await self._run(call, job, listening)
+            listening = Listening(self.running, wire, record, reason, then=then)
+            await self.running.run(call, job, listening)
             return await self._send(call, wire.whole(listening.cached))
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(call.request)
         transport = call.request.transport
         if transport is None:
-            return await _never()
+            return await never()
         body = Body(transport, chunked=call.request.version >= (1, 1), fault=call.fault)
-        await self._run(call, job, _Listening(self, wire, record, reason, body=body, then=then))
+        await self.running.run(call, job, Listening(self.running, wire, record, reason, body=body, then=then))
         await body.sent()
         await response.write_eof()
         return response
 
-    async def _run(self, call: _Call, job: Job, listening: _Listening) -> None:
-        """Wait for the engine; whoever stops waiting aborts the request there."""
-        agent, wish = self.agent, call.wish
-        prospect: Prospect | None = None
-        if agent is not None and wish is not None and call.fetch is None:
-            # The last token is always computed.
-            prompt = job.hashes[: (job.prompt_tokens - 1) // self.settings.block_size]
-            prospect = await agent.prospect(wish.request, wish.tenant, wish.params, prompt)
-            listening.on_start = partial(agent.keep, prospect, prompt)
-            job = job._replace(pulled=self._wanted(prospect, prompt))
-        self.driver.submit(job, listening)
-        offer = None
-        pull: asyncio.Task[object] | None = None
-        try:
-            if call.fetch is not None:
-                await self._fetch(call.fetch, job)
-            elif agent is not None and prospect is not None and job.pulled:
-                pull = self.tasks.spawn(self._pull(agent, prospect, job), name=f"sim pull {job.id}")
-            await listening.done
-            offer = call.offer
-            if agent is not None and prospect is not None:
-                agent.keep(prospect, job.hashes)
-        finally:
-            if pull is not None:
-                pull.cancel()
-            if self.driver.abort(job.id):
-                self.ended["abort"] += 1
-            if offer is not None:
-                self.handoffs.keep(offer, job.hashes, partial(self.driver.let_go, job.id))
-            elif job.keep:
-                self.driver.let_go(job.id)
-
-    async def _fetch(self, fetch: Fetch, job: Job) -> None:
-        """Bring what a request waits for from another replica, which then keeps it no longer."""
-        url = f"http://{fetch.host}:{fetch.port}{PATH}"
-        asked = {"engine": fetch.engine, "request": fetch.request}
-        came = 0
-        try:
-            async with (
-                aiohttp.ClientSession(timeout=_FETCH_TIMEOUT) as session,
-                session.post(url, json=asked) as got,
-            ):
-                sent = (await got.json())["hashes"] if got.status == 200 else None
-        except (OSError, aiohttp.ClientError, TimeoutError):
-            sent = None
-        if sent is not None:
-            came = self.handoffs.came(job.hashes, sent, fetch.blocks)
-        elif self.settings.load_failure == "fail":
-            raise Refusal(500, "KV load failure", kind="InternalServerError")
-        self.driver.arrived(job.id, fetch.blocks - came)
-
-    def _wanted(self, prospect: Prospect, hashes: Sequence[int]) -> int:
-        """How many blocks from the first on are worth loading: 0 where that saves little or there is no room,
-        as a real connector decides."""
-        blocks = prospect.blocks
-        match = self.model.cache.match(hashes, blocks)
-        more = blocks - match.device - match.host
-        if more * self.settings.block_size < _MIN_TOKENS or more * _HEADROOM > self.model.cache.free:
-            return 0
-        return blocks
-
-    async def _pull(self, agent: SimulatedAgent, prospect: Prospect, job: Job) -> None:
-        came = 0
-        try:
-            came = await agent.pull(prospect)
-        finally:
-            self.driver.arrived(job.id, job.pulled - came)
-
-    async def _send(self, call: _Call, answer: dict[str, Any]) -> web.StreamResponse:
+    async def _send(self, call: Call, answer: dict[str, Any]) -> web.StreamResponse:
         """A whole answer, or what a fault leaves of it: nothing for a while, or its first half."""
         fault = call.fault
         if fault is not None and fault.kind is Kind.SLOW:
@@ -607,65 +356,44 @@ class Api:
         response.content_length = len(whole)
         await response.prepare(call.request)
         await response.write(whole[: len(whole) // 2])
-        _abort(call.request.transport)
-        return await _never()
+        abort(call.request.transport)
+        return await never()
 
     # Stored responses
 
-    async def _get_response(self, call: _Call) -> web.Response:
-        return json_answer(self._find(call.request.match_info["id"]).snapshot)
+    async def _get_response(self, call: Call) -> web.Response:
+        return json_answer(self._stored.find(call.request.match_info["id"]).snapshot)
 
-    async def _cancel_response(self, call: _Call) -> web.Response:
-        stored = self._find(call.request.match_info["id"])
-        if stored.job_id is None:
-            raise Refusal(400, "Cannot cancel a synchronous response.", param="response_id")
-        self._stop(stored)
-        stored.snapshot |= {"status": "cancelled"}
-        return json_answer(stored.snapshot)
+    async def _cancel_response(self, call: Call) -> web.Response:
+        return json_answer(self._stored.cancel(call.request.match_info["id"]))
 
-    async def _delete_response(self, call: _Call) -> web.Response:
-        stored = self._find(call.request.match_info["id"])
-        self._stop(stored)
-        del self._stored[stored.snapshot["id"]]
-        return json_answer({"id": stored.snapshot["id"], "object": "response", "deleted": True})
-
-    def _stop(self, stored: _Stored) -> None:
-        if stored.job_id is not None and self.driver.abort(stored.job_id):
-            self.ended["abort"] += 1
-        stored.job_id = None
-
-    def _store(self, stored: _Stored) -> None:
-        self._stored[stored.snapshot["id"]] = stored
-        while len(self._stored) > STORED_RESPONSES:
-            self._stored.popitem(last=False)
-
-    def _find(self, response_id: object) -> _Stored:
-        stored = self._stored.get(response_id) if isinstance(response_id, str) else None
-        if stored is None:
-            message = f"Response with id '{response_id}' not found."
-            raise Refusal(404, message, kind="invalid_request_error", param="response_id")
-        return stored
+    async def _delete_response(self, call: Call) -> web.Response:
+        response_id = call.request.match_info["id"]
+        self._stored.delete(response_id)
+        return json_answer({"id": response_id, "object": "response", "deleted": True})
 
     # The rest of vLLM's endpoints
 
-    async def _unknown(self, _call: _Call) -> web.Response:
+    async def _unknown(self, _call: Call) -> web.Response:
         return json_answer({"detail": "Not Found"}, status=404)
 
-    async def _other_method(self, _call: _Call) -> web.Response:
+    async def _other_method(self, _call: Call) -> web.Response:
         return json_answer({"detail": "Method Not Allowed"}, status=405)
 
-    async def _health(self, _call: _Call) -> web.Response:
+    async def _health(self, _call: Call) -> web.Response:
         return web.Response()
 
-    async def _version(self, _call: _Call) -> web.Response:
+    async def _version(self, _call: Call) -> web.Response:
         return json_answer({"version": f"{__version__}+sim"})
 
-    async def _metrics(self, _call: _Call) -> web.Response:
+    async def _metrics(self, _call: Call) -> web.Response:
         stats = self.driver.stats()
-        shown = Snapshot(self.settings, stats, self.model, self.ttft, self.ended, self.start_time)
+        shown = Snapshot(
+            self.settings, stats, self.model, self.running.ttft, self.running.ended, self.start_time
+        )
         return web.Response(body=exposition(shown).encode(), headers={"Content-Type": CONTENT_TYPE})
 
-    async def _models(self, _call: _Call) -> web.Response:
+    async def _models(self, _call: Call) -> web.Response:
         card = {
             "id": self.settings.model,
             "object": "model",
@@ -678,14 +406,14 @@ class Api:
         }
         return json_answer({"object": "list", "data": [card]})
 
-    async def _tokenize(self, call: _Call) -> web.Response:
+    async def _tokenize(self, call: Call) -> web.Response:
         body = self._body(call)
         prompt = prompts.chat(body) if "messages" in body else prompts.completion(body)
         ids = tokens.to_ids(prompt.tokens)
         answer = {"count": len(ids), "max_model_len": self.settings.context_tokens, "tokens": ids}
         return json_answer(answer | {"token_strs": None})
 
-    async def _detokenize(self, call: _Call) -> web.Response:
+    async def _detokenize(self, call: Call) -> web.Response:
         given = self._body(call).get("tokens")
         if not isinstance(given, list):
             raise Refusal(400, "tokens: a list of token ids is needed")
@@ -694,15 +422,15 @@ class Api:
         except ValueError as error:
             raise Refusal(400, f"tokens: {error}") from None
 
-    async def _render_chat(self, call: _Call) -> web.Response:
+    async def _render_chat(self, call: Call) -> web.Response:
         return json_answer({"token_ids": tokens.to_ids(prompts.chat(self._body(call)).tokens)})
 
-    async def _render_completion(self, call: _Call) -> web.Response:
+    async def _render_completion(self, call: Call) -> web.Response:
         return json_answer([{"token_ids": tokens.to_ids(prompts.completion(self._body(call)).tokens)}])
 
     # Between replicas
 
-    async def _sim_fetch(self, call: _Call) -> web.Response:
+    async def _sim_fetch(self, call: Call) -> web.Response:
         """What another replica fetches: not bytes, but which blocks they are."""
         body = read_object(call.record.body)
         hashes = self.handoffs.fetch(str(body.get("request")))
@@ -712,25 +440,10 @@ class Api:
 
     # For tests
 
-    async def _sim_requests(self, _call: _Call) -> web.Response:
-        shown = [
-            {
-                "method": record.method,
-                "path": record.path,
-                "headers": dict(record.headers),
-                "body": record.body.decode(errors="replace"),
-                "at": record.at,
-                "status": record.status,
-                "prompt_tokens": record.prompt_tokens,
-                "cached_tokens": record.cached_tokens,
-                "aborted": record.aborted,
-                "fault": record.fault,
-            }
-            for record in self.records
-        ]
-        return json_answer({"requests": shown})
+    async def _sim_requests(self, _call: Call) -> web.Response:
+        return json_answer({"requests": [record.shown() for record in self.records]})
 
-    async def _sim_state(self, _call: _Call) -> web.Response:
+    async def _sim_state(self, _call: Call) -> web.Response:
         stats = self.driver.stats()
         state = {
             "name": self.settings.name,
@@ -743,21 +456,21 @@ class Api:
             "kept": len(self.handoffs),
             "fetched_blocks": self.handoffs.fetched_blocks,
             "wrong_blocks": self.handoffs.wrong_blocks,
-            "ended": self.ended,
+            "ended": self.running.ended,
             "kv_agent": None if self.agent is None else self.agent.figures(),
         }
         return json_answer(state)
 
-    async def _sim_arm(self, call: _Call) -> web.Response:
+    async def _sim_arm(self, call: Call) -> web.Response:
         body = read_object(call.record.body)
         try:
             fault = Fault.parse(str(body.get("fault")))
-            self.arm(fault, count=whole_number(body, "count"), path=str(body.get("path") or "/"))
+            self.mishaps.arm(fault, count=whole_number(body, "count"), path=str(body.get("path") or "/"))
         except HomingError as error:
             raise Refusal(400, str(error)) from None
         return json_answer({"armed": body.get("fault")})
 
-    async def _sim_clear(self, _call: _Call) -> web.Response:
+    async def _sim_clear(self, _call: Call) -> web.Response:
         self.faults.clear()
         return json_answer({"armed": None})
 
@@ -766,18 +479,9 @@ class Api:
         self.handoffs.close()
         self.driver.close()
 
-    def arm(self, fault: Fault, *, count: int | None, path: str) -> None:
-        """Put a fault in force. `refuse` and `die` without a count need no request and happen at once."""
-        if count is None and fault.kind is Kind.REFUSE:
-            self._control.refuse(fault.amount)
-        elif count is None and fault.kind is Kind.DIE:
-            self._control.die()
-        else:
-            self.faults.arm(fault, count=count, path=path)
-
     # Reading a request
 
-    def _body(self, call: _Call) -> dict[str, Any]:
+    def _body(self, call: Call) -> dict[str, Any]:
         """The body, an object that names no other model than ours."""
         body = read_object(call.record.body)
         model = body.get("model")
@@ -813,14 +517,3 @@ def _vector(text: bytes, encoding: object) -> list[float] | str:
     if encoding == "base64":
         return base64.b64encode(struct.pack(f"<{EMBEDDING_SIZE}f", *vector)).decode()
     return vector
-
-
-def _abort(transport: asyncio.Transport | None) -> None:
-    if transport is not None:
-        transport.abort()
-
-
-async def _never() -> NoReturn:
-    """Wait until the connection ends, which cancels the handler."""
-    await asyncio.get_running_loop().create_future()
-    raise AssertionError("a future that nobody keeps was resolved")

@@ -15,7 +15,8 @@ from router.base.system import system_words
 from router.base.tasks import TaskOwner
 from router.kv.config import Peer
 from router.simulator.agent import KvBeside, SimulatedAgent
-from router.simulator.api import Api, Record
+from router.simulator.api import Api
+from router.simulator.calls import Record
 from router.simulator.events import KvEventPublisher
 from router.simulator.faults import Fault, FaultPlan
 from router.simulator.model import EngineModel
@@ -101,7 +102,7 @@ class SimulatedReplica:
     def fault(self, text: str, *, count: int | None = None, path: str = "/") -> None:
         """Arm a fault for the next `count` requests to paths that start with `path`; `None` = until
         `clear_faults`. `refuse` and `die` without a count happen at once."""
-        self.api.arm(Fault.parse(text), count=count, path=path)
+        self.api.mishaps.arm(Fault.parse(text), count=count, path=path)
 
     def clear_faults(self) -> None:
         self._faults.clear()
@@ -162,7 +163,7 @@ class SimulatedReplica:
         if runner is not None:
             await runner.cleanup()
         if self._api is not None:
-            await self._api.tasks.close()
+            await self._api.running.tasks.close()
 
     async def restart(self) -> None:
         """Kill and start anew on the same port. Faults that were armed stay so."""

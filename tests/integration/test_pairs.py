@@ -13,7 +13,7 @@ from support.fleet import MODEL, QUICK, Answered, Fleet, words
 from support.plane import until
 
 from router.core.pairbook import PairEnd, Unclaimed, Unreturned
-from router.simulator.api import Record
+from router.simulator.calls import Record
 from router.simulator.settings import ReplicaSettings
 
 PREFILL = replace(QUICK, load_failure="fail", prefill_tps=1000.0)

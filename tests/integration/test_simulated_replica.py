@@ -10,7 +10,7 @@ import httpx
 import orjson
 import pytest
 
-from router.simulator.api import Record
+from router.simulator.calls import Record
 from router.simulator.server import SimulatedReplica
 from router.simulator.settings import ReplicaSettings
 

@@ -22,7 +22,7 @@ from router.settings.compare import Settings
 from router.settings.credentials import load_secrets
 from router.settings.load import load_config
 from router.simulator.agent import KvBeside
-from router.simulator.api import Record
+from router.simulator.calls import Record
 from router.simulator.server import SimulatedReplica
 from router.simulator.settings import ReplicaSettings
 from router.wiring import Router

@@ -182,7 +182,7 @@ async def test_a_client_that_leaves_takes_its_pull_along() -> None:
         turn.cancel()
         await until(lambda: made["b"].in_flight == 0)
         await until(lambda: figures(made["b"]).get("ended:cancelled"))
-        assert len(made["b"].api.tasks) == 0
+        assert len(made["b"].api.running.tasks) == 0
 
 
 async def test_no_pull_is_begun_without_room_or_gain() -> None:
@@ -191,12 +191,12 @@ async def test_no_pull_is_begun_without_room_or_gain() -> None:
         api = made["b"].api
         prospect = await agent_of(made["b"]).prospect("x", "", None, list(range(100)))
         assert prospect.blocks == 0
-        assert api._wanted(prospect._replace(blocks=3), [1, 2, 3]) == 0, "48 tokens"
-        assert api._wanted(prospect._replace(blocks=4), [1, 2, 3, 4]) == 4
+        assert api.running.wanted(prospect._replace(blocks=3), [1, 2, 3]) == 0, "48 tokens"
+        assert api.running.wanted(prospect._replace(blocks=4), [1, 2, 3, 4]) == 4
         room = api.model.cache.free
         hashes = list(range(room))
-        assert api._wanted(prospect._replace(blocks=room * 2 // 3 + 1), hashes) == 0
-        assert api._wanted(prospect._replace(blocks=room * 2 // 3), hashes) == room * 2 // 3
+        assert api.running.wanted(prospect._replace(blocks=room * 2 // 3 + 1), hashes) == 0
+        assert api.running.wanted(prospect._replace(blocks=room * 2 // 3), hashes) == room * 2 // 3
 
 
 async def test_the_router_hears_what_is_held_and_has_it_sent_ahead_and_released() -> None:
