@@ -16,9 +16,10 @@ from router.base.values import Value
 from router.core.plan import Plan, QueueRules
 from router.core.request import EMPTY_CHAIN, Turn
 from router.core.session import session_key
-from router.dataplane.dialects import MAX_RESPONSE_ID, Dialect, RequestReader, dialect_of
+from router.dataplane.dialects import Dialect, dialect_of
 from router.dataplane.head import Head
 from router.dataplane.outline import BodyOutline
+from router.dataplane.reader import MAX_RESPONSE_ID, RequestReader
 from router.dataplane.splice import EXTRA, RESERVED, inserted, rewrite
 from router.settings.routes import RouteTable
 

@@ -14,8 +14,8 @@ from msgspec import Raw
 
 from router.base.ids import OPEN_TENANT
 from router.core.request import Chain
-from router.dataplane.dialects import RequestReader
 from router.dataplane.fingerprint import AUDIO_BYTES, CHUNK, IMAGE_BYTES, VIDEO_BYTES, Segments
+from router.dataplane.reader import RequestReader
 
 READER = RequestReader(body_fields=(), derive=True)
 MARK = {"cache_control": {"type": "ephemeral"}}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from router.base.ids import OPEN_TENANT
 from router.core.breaks import Cause, find_difference
 from router.core.outline import Outline, Part
-from router.dataplane.dialects import Read, RequestReader
+from router.dataplane.reader import Read, RequestReader
 
 READER = RequestReader(body_fields=(), derive=True)
 CHAT, MESSAGES, RESPONSES, COMPLETIONS, POOLING = (

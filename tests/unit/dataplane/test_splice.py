@@ -10,7 +10,7 @@ from msgspec import DecodeError
 
 from router.base.errors import ErrorKind, Refused
 from router.base.ids import OPEN_TENANT
-from router.dataplane.dialects import RequestReader
+from router.dataplane.reader import RequestReader
 from router.dataplane.splice import RESERVED, inserted, members, rewrite, without
 
 READER = RequestReader(body_fields=("session_id",), derive=True)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from router.base.errors import Refused
 from router.base.ids import OPEN_TENANT, SessionKey, TenantId
-from router.dataplane.dialects import Read, RequestReader
+from router.dataplane.reader import Read, RequestReader
 from router.dataplane.stems import LEAST, MARKS, Mark, Stem, Stems, end_of_messages, is_all
 
 CHAT = "/v1/chat/completions"
