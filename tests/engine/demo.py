@@ -37,6 +37,8 @@ def main() -> None:
                     for name, one in replicas.items()
                     if one.agent is not None
                 ],
+                # These engines answer nothing while they compute a step, which takes long on a busy machine.
+                probe={"timeout": "2m"},
             )
             try:
                 show(router, replicas, chance)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.real_engines import BLOCK, Replica, text
+from support.real_engines import BLOCK, PATIENCE_S, Replica, text
 from support.real_pairs import DECODE, PREFILLS, SINGLE, pairs
 from support.real_router import Router
 
@@ -159,10 +159,10 @@ def test_a_client_that_leaves_leaves_nothing(fleet: Fleet, stage: str) -> None:
     messages = begun(random.Random(stage), 9000)
     body = {"model": "tiny", "messages": messages, "max_tokens": 2000, "ignore_eos": True}
     busy = {"at once": (), "prefill": PREFILLS, "decode": (DECODE,)}[stage]
-    client = http.client.HTTPConnection("127.0.0.1", router.port, timeout=120)
+    client = http.client.HTTPConnection("127.0.0.1", router.port, timeout=PATIENCE_S)
     headers = {"Content-Type": "application/json", "X-Session-ID": f"leaves-{stage}"}
     client.request("POST", "/v1/chat/completions", body=json.dumps(body), headers=headers)
-    until = time.monotonic() + 100
+    until = time.monotonic() + PATIENCE_S
     while busy and not any(running(replicas[name]) for name in busy):
         assert time.monotonic() < until, "the turn does not get there"
         time.sleep(0.02)
@@ -178,7 +178,7 @@ def test_everything_is_given_back(fleet: Fleet) -> None:
     router.end_sessions()
     for name in (*PREFILLS, DECODE):
         # Blocks for a decode replica that never came are kept for the lease of 30 s.
-        replicas[name].await_idle(60.0)
+        replicas[name].await_idle()
     assert router.metric("homing_pair_prompts_total", result="failed") == 0
     for replica in replicas.values():
         assert "Traceback" not in replica.log.read_text(errors="replace")

@@ -32,7 +32,10 @@ TREE: Final = Path(__file__).parents[2]
 SECRET: Final = "a secret of the fleet for tests, long enough"
 BLOCK: Final = 64
 """Tokens; the model's tokens are bytes."""
-READY_S: Final = 240.0
+ARENA_MIB: Final = 512
+READY_S: Final = 600.0
+PATIENCE_S: Final = 300.0
+"""Waits end with what they wait for. This is for what hangs, and not for what a busy machine is slow with."""
 
 
 def engine_python() -> str:
@@ -49,6 +52,13 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def roomy(mib: int) -> str | None:
+    """Shared memory with so much room for arenas; `None`: there is less, so that they go where temporary
+    files do. A container has 64 MiB, unless it is told otherwise."""
+    shared = "/dev/shm"
+    return shared if shutil.disk_usage(shared).free > mib << 20 else None
 
 
 def make_model(folder: Path, *more: str) -> Path:
@@ -112,7 +122,7 @@ class KvProcess:
 
     def metrics(self) -> "Metrics":
         """Its figures as they are now."""
-        return Metrics(httpx.get(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=60).text)
+        return Metrics(httpx.get(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=PATIENCE_S).text)
 
     def figure(self, name: str) -> float:
         """One of them."""
@@ -139,7 +149,7 @@ class KvProcess:
         if self.process is not None:
             self.process.send_signal(signal.SIGCONT)
             self.process.send_signal(number)
-            self.process.wait(60)
+            self.process.wait(PATIENCE_S)
             self.process = None
 
 
@@ -150,7 +160,7 @@ class AgentProcess(KvProcess):
     peers: Mapping[str, int] = field(default_factory=dict)
     pools: Mapping[str, int] = field(default_factory=dict)
     arena_folder: Path = Path("/dev/shm")
-    arena_mib: int = 512
+    arena_mib: int = ARENA_MIB
     mode: str = "both"
     codec: str = "raw"
     """Of what is pushed."""
@@ -176,6 +186,8 @@ class AgentProcess(KvProcess):
             "arena": {"folder": str(self.arena_folder), "size": f"{self.arena_mib}MiB"},
             "mode": self.mode,
             "peers": [*peers, *pools],
+            # For pulls without a hint. What ends a pull in a test is what the test does to it.
+            "pull": {"stall": "60s", "deadline": "120s"},
             "push": {"codec": self.codec},
         }
 
@@ -197,7 +209,7 @@ class GatewayProcess(KvProcess):
         """How many it holds."""
         return int(self.figure("blocks"))
 
-    def await_blocks(self, count: int, within_s: float = 60.0) -> None:
+    def await_blocks(self, count: int, within_s: float = PATIENCE_S) -> None:
         """Until it holds so many: pushes come after the answer."""
         until = time.monotonic() + within_s
         while (found := self.blocks()) < count:
@@ -240,12 +252,14 @@ class Replica:
         self.agent = agent
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
-        self.client = httpx.Client(base_url=self.url, timeout=60)
+        self.client = httpx.Client(base_url=self.url, timeout=PATIENCE_S)
         self.asked = 0
         self.session = 0
         """Of its processes, as the system numbers sessions."""
 
-    def ask(self, prompt: str | Sequence[Mapping[str, Any]], *, timeout_s: float = 60, **more: Any) -> Answer:
+    def ask(
+        self, prompt: str | Sequence[Mapping[str, Any]], *, timeout_s: float = PATIENCE_S, **more: Any
+    ) -> Answer:
         """Greedy; `more` as `request` takes it. After `timeout_s` the client leaves."""
         path, sent, headers = self.request(prompt, **more)
         began = time.perf_counter()
@@ -255,7 +269,7 @@ class Replica:
     def begin(self, prompt: str | Sequence[Mapping[str, Any]], **more: Any) -> http.client.HTTPConnection:
         """The same, not waited for. To close the connection is to leave."""
         path, sent, headers = self.request(prompt, **more)
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         connection.request(
             "POST", path, body=json.dumps(sent), headers={"Content-Type": "application/json", **headers}
         )
@@ -327,7 +341,7 @@ class Replica:
         """Empty the engine's own cache; the agent keeps what it has."""
         self.client.post("/reset_prefix_cache").raise_for_status()
 
-    def await_busy(self, seconds: float = 20.0) -> None:
+    def await_busy(self, seconds: float = PATIENCE_S) -> None:
         """Until some of its blocks are taken: it tells so a step later."""
         until = time.monotonic() + seconds
         while not self.metrics().sum("vllm:kv_cache_usage_perc"):
@@ -335,7 +349,7 @@ class Replica:
                 raise AssertionError(f"{self.name}: no block is taken")
             time.sleep(0.02)
 
-    def await_idle(self, seconds: float = 20.0) -> "Metrics":
+    def await_idle(self, seconds: float = PATIENCE_S) -> "Metrics":
         """Until nothing runs or waits and no block is taken."""
         until = time.monotonic() + seconds
         while True:
@@ -388,10 +402,10 @@ def make_hint(sources: Sequence[str], tenant: str = "", **values: Any) -> dict[s
         "tenant": tenant,
         "sources": list(sources),
         "epoch": 1,
-        "stall_ms": 5000,
-        "deadline_ms": 20_000,
+        "stall_ms": 60_000,
+        "deadline_ms": 120_000,
         "system_tokens": 0,
-        "exp": int(time.time()) + 60,
+        "exp": int(time.time()) + 600,
         **values,
     }
 
@@ -504,7 +518,7 @@ def engines(plans: Sequence[Plan], folder: Path, model: Path) -> Iterator[dict[s
             yield replicas
         finally:
             starter.stdin.close()
-            starter.wait(120)
+            starter.wait(PATIENCE_S)
             assert starter.stdout is not None
             starter.stdout.close()
             for replica in replicas.values():
@@ -525,7 +539,7 @@ def fleet(
     one. `codec` is that of pushes; `proxied`: agents reach each other through proxies with faults; `plan` is
     for all replicas."""
     model = make_model(folder.parent / "model")
-    arenas = Path(tempfile.mkdtemp(prefix="homing-test-", dir="/dev/shm"))
+    arenas = Path(tempfile.mkdtemp(prefix="homing-test-", dir=roomy(len(names) * ARENA_MIB)))
     agents = {name: AgentProcess(name, folder, arena_folder=arenas, codec=codec) for name in names}
     # On a busy machine a pull may take longer than computing: in tests it is to be right, not fast.
     connector = {"deadline_share": 600, "answer_s": 20, **plan.pop("connector", {})}

@@ -15,7 +15,7 @@ from support.real_router import Router
 PREFILLS = ("p0", "p1")
 DECODE = "d0"
 SINGLE = "s0"
-KEPT_S = 90
+KEPT_S = 600
 """For how long decode keeps a turn's blocks."""
 
 
@@ -58,10 +58,10 @@ def _router(folder: Path, replicas: Mapping[str, Replica], prefills: Sequence[st
     listed.append({"name": DECODE, "url": replicas[DECODE].url, "role": "decode"})
     policy = {
         "strategy": "priced",
-        "pair": {"ttl": f"{KEPT_S - 30}s", "deadline": "30s"},
+        "pair": {"ttl": f"{KEPT_S - 30}s", "deadline": "240s"},
         "price": {"prefill": {"seed_tokens_per_s": 3000}},
     }
-    return Router(folder, listed, policy=policy, probe={"interval": "1s", "timeout": "10s"})
+    return Router(folder, listed, policy=policy, probe={"interval": "1s", "timeout": "120s"})
 
 
 @contextmanager

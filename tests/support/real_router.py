@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from support.real_engines import READY_S, SECRET, TREE, Metrics, die_with_parent, free_port
+from support.real_engines import PATIENCE_S, READY_S, SECRET, TREE, Metrics, die_with_parent, free_port
 
 
 class Router:
@@ -58,7 +58,7 @@ class Router:
                 },
                 preexec_fn=die_with_parent,
             )
-        self.client = httpx.Client(timeout=120)
+        self.client = httpx.Client(timeout=PATIENCE_S)
         until = time.monotonic() + READY_S
         while not self._is_ready():
             if self.process.poll() is not None or time.monotonic() > until:
@@ -95,12 +95,22 @@ class Router:
         self, messages: Sequence[Mapping[str, Any]], session: str, *, tokens: int = 8, **more: Any
     ) -> httpx.Response:
         """One greedy turn. Of one token, its time is the time to first token."""
-        body = {"model": "tiny", "messages": messages, "max_tokens": tokens, "temperature": 0, **more}
+        body = _body(messages, max_tokens=tokens, **more)
         answer = self.client.post(self.chat_url, json=body, headers={"X-Session-ID": session})
         answer.raise_for_status()
         return answer
+
+    def explain(self, messages: Sequence[Mapping[str, Any]], session: str) -> dict[str, Any]:
+        """Where `chat` would go, and why."""
+        asked = {"body": _body(messages), "session": session}
+        explained: dict[str, Any] = self.admin("POST", "/api/explain", json=asked).raise_for_status().json()
+        return explained
 
     def stop(self) -> None:
         self.client.close()
         self.process.terminate()
         self.process.wait(30)
+
+
+def _body(messages: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Any]:
+    return {"model": "tiny", "messages": messages, "max_tokens": 8, "temperature": 0, **more}
