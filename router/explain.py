@@ -61,7 +61,7 @@ async def explain_here(
     router = Router(loaded, load_secrets(loaded, os.environ))
     try:
         await router.probe_once()
-        return router.explain(path, body, session, tenant)
+        return router.questions.explain(path, body, session, tenant)
     finally:
         await router.close()
 

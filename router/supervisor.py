@@ -15,8 +15,8 @@ from router.controlplane.crew import Crew
 from router.controlplane.crew_folder import CrewFolder
 from router.controlplane.front import Front
 from router.controlplane.succession import ADMIN, DATA, Succession
+from router.settings.advice import notices_of
 from router.settings.compare import Settings
-from router.wiring import notices_of
 
 
 class Supervisor:

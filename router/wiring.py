@@ -13,8 +13,7 @@ import yaml
 
 import router
 from router.base.clock import Clock, SystemClock
-from router.base.errors import ErrorKind, Refused
-from router.base.ids import OPEN_TENANT, ReplicaId, TenantId
+from router.base.ids import ReplicaId
 from router.base.stamps import Stamps, stamps_of
 from router.base.system import open_files
 from router.controlplane.admin import AdminServer, AdminSources
@@ -32,7 +31,7 @@ from router.controlplane.roster import Listed
 from router.controlplane.sources import build_sources, list_config
 from router.controlplane.succession import ADMIN, DATA, EngineKeeper, Succession
 from router.controlplane.watch import FileWatch
-from router.core.chain_watch import ChainWatch, told
+from router.core.chain_watch import ChainWatch
 from router.core.engine import Engine
 from router.core.holdings import Holdings
 from router.core.model import Model
@@ -45,6 +44,8 @@ from router.dataplane.hints import HintWriter
 from router.dataplane.limits import Limits
 from router.dataplane.routing import Routing
 from router.dataplane.server import DataPlane
+from router.questions import Questions
+from router.settings.advice import notices_of
 from router.settings.build import build_plan, build_plans, build_routes
 from router.settings.compare import Settings
 from router.settings.config import RouterConfig
@@ -53,8 +54,7 @@ from router.settings.fields import Address, parse_address
 from router.settings.load import Loaded
 from router.settings.sources import files_of
 from router.telemetry.access_log import AccessLog, access_log_metrics
-from router.telemetry.bill import bill
-from router.telemetry.breaks import break_fields, breaks_overview, session_breaks
+from router.telemetry.breaks import breaks_overview, session_breaks
 from router.telemetry.control import discovery_metrics, feed_metrics, reload_metrics
 from router.telemetry.counters import Counters
 from router.telemetry.fanout import Fanout
@@ -189,6 +189,9 @@ class Router:
             traces=tracing,
             overhead=self.counters.overhead,
         )
+        self.questions = Questions(
+            self.engine, self.dataplane, self.chains, self.clock, lambda: self.secrets.keys
+        )
         self.kv_agents = KvAgents(self.engine, self.clock, self._rng, secret=secret)
         self.prefetcher = Prefetcher(
             self.engine, self.kv_agents, lambda tenant: self.routing.label_of(tenant)
@@ -221,7 +224,7 @@ class Router:
             AdminSources(
                 metrics=metrics.text,
                 policy=lambda: self._policy_text,
-                explain=self.explain,
+                explain=self.questions.explain,
                 reloads=self.reloader,
                 insight=InsightSources(
                     decisions=self.recent.newest,
@@ -460,42 +463,6 @@ class Router:
         if self.span_export is not None:
             await self.span_export.close()
 
-    def explain(
-        self, path: str, body: bytes, session: str | None = None, tenant: str | None = None
-    ) -> Mapping[str, object]:
-        """The decision that a request would get now, with its bill; nothing is sent or counted.
-
-        Raises `Refused` where the request would be.
-        """
-        if tenant is not None and self.secrets.keys is not None and tenant not in self.secrets.keys.tenants:
-            raise Refused(ErrorKind.BAD_REQUEST, f"no API key names the tenant {tenant!r}")
-        headers = [(b"host", b"explain"), (b"content-type", b"application/json")]
-        name = self.routing.default_session_header
-        if session is not None and name is not None:
-            headers.append((name.encode("ascii"), session.encode()))
-        head = self.dataplane.heads.read(b"POST", path.encode("ascii", "replace"), "1.1", headers)
-        owner = TenantId(tenant) if tenant is not None else OPEN_TENANT
-        routed = self.routing.route(head, body, owner)
-        if self.dataplane.pairs is not None:
-            self.dataplane.pairs.prepare(routed)
-        now = self.clock.now()
-        decision = self.engine.decide(routed.turn, now, plan=routed.plan)
-        turn = routed.turn
-        asked = told(turn, decision, Model(turn.model))
-        broken = (
-            self.chains.look(asked, routed.outline)
-            if asked is not None and routed.outline is not None
-            else None
-        )
-        return {
-            "model": turn.model,
-            "session": turn.session,
-            "session_source": turn.session_source,
-            "segments": len(turn.chain.hashes),
-            "break": break_fields(broken, now) if broken is not None else None,
-            **bill(decision),
-        }
-
 
 def _shadow_failed(error: Exception) -> None:
     _log.error("the shadow policy failed and decides no more; routing goes on", exc_info=error)
@@ -540,37 +507,6 @@ def _room_for_clients() -> int:
     """As many clients as can each have a connection to a replica as well."""
     files = open_files()
     return sys.maxsize if files is None else max(1, (files - min(_OWN_FILES, files // 4)) // 2)
-
-
-def notices_of(loaded: Loaded[RouterConfig], secrets: Secrets) -> tuple[str, ...]:
-    """What an operator should know of these settings: complete lines."""
-    return (*loaded.notices, *_access_notices(loaded.value, secrets))
-
-
-def _access_notices(config: RouterConfig, secrets: Secrets) -> tuple[str, ...]:
-    notices = []
-    if secrets.keys is None and config.access.tenant_header is None:
-        notices.append(
-            "no API keys are configured: everyone who can reach the port may use it, as one tenant"
-            " (set access.keys_file or HOMING_API_KEYS)"
-        )
-    if secrets.keys is not None or config.access.tenant_header is not None:
-        notices.append(
-            "tenants are kept apart in the replicas' caches by cache_salt: vLLM before 0.27 ignores it on"
-            " /v1/messages, where tenants then share cached prompts"
-        )
-    if secrets.secret is None and (secrets.keys is not None or config.access.tenant_header is not None):
-        notices.append(
-            "no secret is configured: session keys and cache salts are made with a public constant, so a"
-            " tenant that reaches a replica past the router could guess them (set access.secret_file or"
-            " HOMING_SECRET)"
-        )
-    if secrets.secret is None and (config.kv.gateways or any(one.kv_agent for one in config.replicas)):
-        notices.append(
-            "no secret is configured: KV agents and gateways do not listen to this router, and nothing is"
-            " pulled (set access.secret_file or HOMING_SECRET, as in their files)"
-        )
-    return tuple(notices)
 
 
 def _policy_text(loaded: Loaded[RouterConfig]) -> str:

@@ -67,7 +67,7 @@ def holds(fleet: Fleet, name: str) -> float:
 def explained(fleet: Fleet, messages: list[dict[str, Any]]) -> str:
     """Where the session's next turn would go."""
     body = json.dumps({"model": MODEL, "messages": messages}).encode()
-    return str(fleet.router.explain(CHAT, body, SESSION["x-session-id"])["replica"])
+    return str(fleet.router.questions.explain(CHAT, body, SESSION["x-session-id"])["replica"])
 
 
 async def turn(fleet: Fleet, messages: list[dict[str, Any]], **more: Any) -> Answered:
