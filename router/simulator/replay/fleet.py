@@ -278,7 +278,8 @@ class FleetReplay:
         """Take what a replica has done by now."""
         replica.due = None
         measured = self.measured
-        for event in replica.model.advance(now):
+        events = replica.model.advance(now)
+        for event in events:
             if isinstance(event, FirstToken):
                 running = replica.running[event.id]
                 running.cached_tokens = event.cached_tokens
@@ -305,7 +306,9 @@ class FleetReplay:
                 self._begin_push(replica, running, now)
                 self._answered(running.player, event.at)
         self._set_wake(replica, now)
-        self._dispatch(now)
+        if events:
+            # Of a step that ends within a prompt no router hears.
+            self._dispatch(now)
 
     def _answered(self, player: Player, now: float) -> None:
         following = player.answered(now)

@@ -145,6 +145,18 @@ def test_a_prediction_is_what_the_replica_then_finds(make, monkeypatch):
     assert [decision.cached_tokens for decision in decisions] == [0, 1011, 1211]
 
 
+def test_the_router_hears_nothing_of_a_step_that_ends_within_a_prompt(make, monkeypatch):
+    sessions = [make.session(name, (100_032, 0, 1, 0.0), at=at) for name, at in (("a", 0.0), ("b", 0.5))]
+    replay = play_home(make.trace(*sessions), replicas=1)
+    looked = []
+    dispatch = replay._engine.dispatch
+    monkeypatch.setattr(replay._engine, "dispatch", lambda now: (looked.append(now), dispatch(now))[1])
+    assert len(replay.run().ttft_s) == 2
+    # While one is held: a look at the metrics each second, and the first token of the other.
+    assert len(looked) <= 12
+    assert not [at for at in looked for step in range(1, 12) if abs(at - 0.8192 * step) < 1e-6]
+
+
 @pytest.mark.parametrize("policy", ["two-choices", "home"])
 def test_the_same_seed_gives_the_same_turns_and_another_seed_others(policy):
     plan = build_plan(load_policy(policy).value)
