@@ -16,7 +16,7 @@ from router.dataplane.fingerprint import Segments
 from router.dataplane.members import OBJECT, raw, text
 from router.dataplane.outline import BodyOutline
 from router.dataplane.reading import Head, Reading, refused
-from router.dataplane.shape import check_shape
+from router.dataplane.shape import braces, check_shape
 from router.dataplane.stems import LEAST, MOST, Mark, News, Stem, Stems, end_of_messages, is_all
 
 # A member looked up on its class costs as much as the comparison.
@@ -168,7 +168,7 @@ class RequestReader:
         messages = head.messages
         span = end_of_messages(body, messages) if not isinstance(messages, UnsetType) else None
         if span is not None and is_all(body, *span):
-            mark = Mark(span[1], body.count(b"{"), _note(read.chain, care))
+            mark = Mark(span[1], braces(body), _note(read.chain, care))
             self._stems.keep(session, Stem(body, [mark], _Made(path, tenant, read)))
 
     def _go_on(

@@ -23,14 +23,21 @@ _MIDDLING: Final = 1 << 20
 """Bytes of a body in which strings and lists alone, however many, cost little: only objects are counted."""
 
 
+def braces(text: bytes) -> int:
+    """How many braces open in a text, those in strings included; one more than `MAX_OBJECTS` for all beyond.
+
+    Splitting looks for the next one many bytes at a time, and counting at one after the other.
+    """
+    return len(text.split(b"{", MAX_OBJECTS + 1)) - 1
+
+
 def check_shape(body: bytes) -> None:
     """Raise `Refused` where `body` has more values than are read.
 
     What is not JSON passes, or fails, as if the part that is stood alone: the decoder refuses it in any case.
     """
     size = len(body)
-    # Splitting looks for the next brace many bytes at a time, and counting at one after the other.
-    if size < _SMALL or (size < _MIDDLING and len(body.split(b"{", MAX_OBJECTS + 1)) <= MAX_OBJECTS + 1):
+    if size < _SMALL or (size < _MIDDLING and braces(body) <= MAX_OBJECTS):
         return
     # Braces and quotes in texts are counted too, so these say only that there cannot be too many.
     if (

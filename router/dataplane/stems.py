@@ -22,7 +22,7 @@ import msgspec
 from router.base.ids import SessionKey
 from router.base.values import Value
 from router.dataplane.fingerprint import Message
-from router.dataplane.shape import MAX_OBJECTS
+from router.dataplane.shape import MAX_OBJECTS, braces
 
 LEAST: Final = 8 * 1024
 """Bytes of a body that is kept: a shorter one is read as quickly as it is compared."""
@@ -108,8 +108,8 @@ class Stem:
         if stop == at:
             return News([], 0, mark, turns)
         new = body[at:stop].lstrip(_BLANKS)
-        braces = new.count(b"{")
-        if not new.startswith(_COMMA) or mark.braces + braces > MAX_OBJECTS:
+        opened = braces(new)
+        if not new.startswith(_COMMA) or mark.braces + opened > MAX_OBJECTS:
             return None
         try:
             if not new.isascii():
@@ -118,7 +118,7 @@ class Stem:
             news = _NEWS.decode(b"[%b]" % new[1:])
         except (UnicodeDecodeError, msgspec.DecodeError, RecursionError):
             return None
-        return News(news, braces, mark, turns) if news else None
+        return News(news, opened, mark, turns) if news else None
 
     def _turns_of(self, body: bytes, stop: int) -> int:
         """How many of the marks `body` has, whose messages end before `stop`."""
@@ -189,6 +189,7 @@ def end_of_messages(body: bytes, messages: Sequence[Message]) -> tuple[int, int]
     """
     if not messages or not messages[-1]:
         return None
+    last = bytes(next(reversed(messages[-1].values())))
     at = 0
     for _ in range(_KEYS):
         at = body.find(_KEY, at)
@@ -198,13 +199,11 @@ def end_of_messages(body: bytes, messages: Sequence[Message]) -> tuple[int, int]
         begin = _behind(body, _behind(body, at, b":"), b"[")
         if begin < 0:
             continue
-        last = b""
         end = begin - 2
         for message in messages:
             end += 2  # the brace that closes the one before, and a comma
             for name, value in message.items():
-                last = bytes(value)
-                end += len(name) + 4 + len(last)  # two quotes, a colon, and the comma or brace before it
+                end += len(name) + 4 + len(value)  # two quotes, a colon, and the comma or brace before it
         # Escapes in names, and blanks, only make it longer.
         start = end - len(last) - 1
         for _ in range(_LOOKS):
