@@ -104,35 +104,41 @@ def find_difference(before: Outline, after: Outline) -> Difference:
         # What is kept of long prompts is cut, and they agree so far.
         return Difference(Part.MESSAGE, Cause.UNKNOWN, None, None, common)
     start = before.beginning(common)
-    old, new = before.units(start), after.units(start)
     shown = after if start < len(after) else before
-    cause = _cause(before, after, start, old, new)
+    cause = _cause(before, after, start)
     if cause is Cause.REMOVED:
         shown = before
     return Difference(shown.part(start), cause, shown.message(start), shown.role(start), common)
 
 
-def _cause(before: Outline, after: Outline, start: int, old: list[bytes], new: list[bytes]) -> Cause:
+def _cause(before: Outline, after: Outline, start: int) -> Cause:
+    old_begins, new_begins = before.beginnings(start), after.beginnings(start)
+    old, new = before.units(old_begins), after.units(new_begins)
     if not new:
         return Cause.REWOUND
     if _follows(old, new):
         return Cause.INSERTED
     if _follows(new, old):
         return Cause.REMOVED
-    if len(old) > 1 and not Counter(old) - Counter(new):
+    if 1 < len(old) <= len(new) and not Counter(old) - Counter(new):
         return Cause.REORDERED
     is_message = after.part(start) is Part.MESSAGE
     if is_message and len(new) == 1 and len(old) == 1:
         return Cause.REWOUND
-    if _in_place(before, after, start):
+    if _in_place(before, after, old_begins, new_begins):
         same_shape = before.shapes[start] == after.shapes[start] != 0
         return Cause.DIGITS if same_shape else Cause.CHANGED
     shorter = len(after) < len(before)
-    if not _messages(after, start) and not _recurs(before, after, start, old, new):
-        return Cause.COMPACTED if is_message and shorter else Cause.OTHER
+    earlier = _messages(after, start)
+    if not earlier:
+        known = {unit for unit, at in zip(old, old_begins, strict=True) if before.part(at) is Part.MESSAGE}
+        if not any(
+            unit in known and after.part(at) is Part.MESSAGE for unit, at in zip(new, new_begins, strict=True)
+        ):
+            return Cause.COMPACTED if is_message and shorter else Cause.OTHER
     if not shorter:
         return Cause.CHANGED
-    return Cause.REWOUND if len(new) == 1 and _messages(after, start) > 1 else Cause.COMPACTED
+    return Cause.REWOUND if len(new) == 1 and earlier > 1 else Cause.COMPACTED
 
 
 def _follows(old: list[bytes], new: list[bytes]) -> bool:
@@ -146,32 +152,27 @@ def _follows(old: list[bytes], new: list[bytes]) -> bool:
     return old[: len(rest)] == rest or (len(rest) > 2 and old[: len(rest) - 1] == rest[:-1])
 
 
-def _in_place(before: Outline, after: Outline, start: int) -> bool:
-    """Whether what follows is in its old place, for the better part, at least but for digits."""
-    old, new = before.beginnings(start)[1:], after.beginnings(start)[1:]
-    if before.part(start) is not after.part(start):
+def _in_place(before: Outline, after: Outline, old_begins: list[int], new_begins: list[int]) -> bool:
+    """Whether what follows the first of each is in its old place, for the better part, at least but for
+    digits."""
+    if before.part(old_begins[0]) is not after.part(new_begins[0]):
         return False
-    if not old:
+    if len(old_begins) == 1:
         return True
-    pairs = list(zip(old, new, strict=False))
-    same = sum(before.own[at] == after.own[to] or before.shapes[at] == after.shapes[to] for at, to in pairs)
-    return bool(pairs) and 2 * same >= len(pairs)
+    both = min(len(old_begins), len(new_begins)) - 1
+    same = 0
+    for old, new in zip(old_begins[1:], new_begins[1:], strict=False):
+        if before.own[old] == after.own[new] or before.shapes[old] == after.shapes[new]:
+            same += 1
+    return both > 0 and 2 * same >= both
 
 
 def _messages(outline: Outline, end: int) -> int:
     """How many messages stand before a segment, system prompts not counted."""
-    return sum(outline.part(at) is Part.MESSAGE for at in outline.beginnings(0) if at < end)
-
-
-def _recurs(before: Outline, after: Outline, start: int, old: list[bytes], new: list[bytes]) -> bool:
-    """Whether any message from `start` on is among the old ones."""
-    known = {
-        unit
-        for unit, at in zip(old, before.beginnings(start), strict=True)
-        if before.part(at) is Part.MESSAGE
-    }
-    return any(
-        unit in known
-        for unit, at in zip(new, after.beginnings(start), strict=True)
-        if after.part(at) is Part.MESSAGE
-    )
+    count = 0
+    for at in outline.beginnings(0):
+        if at >= end:
+            break
+        if outline.part(at) is Part.MESSAGE:
+            count += 1
+    return count

@@ -108,15 +108,19 @@ class Outline:
             at -= 1
         return at
 
-    def units(self, start: int) -> list[bytes]:
-        """What begins at `start` and behind it, each message or other part as one value."""
-        begins = self.beginnings(start)
-        own = self.own
-        return [own[at:end].tobytes() for at, end in zip(begins, [*begins[1:], len(own)], strict=False)]
+    def units(self, begins: Sequence[int]) -> list[bytes]:
+        """What begins at each of these places and goes on to the next, each message or other part as one
+        value."""
+        own = self.own.tobytes()
+        width = self.own.itemsize
+        return [
+            own[at * width : end * width] for at, end in zip(begins, [*begins[1:], len(self)], strict=False)
+        ]
 
     def beginnings(self, start: int) -> list[int]:
-        """Where each of `units(start)` begins."""
-        return [at for at in range(start, len(self.tags)) if not self.tags[at] & CONTINUES]
+        """Where what stands at `start` and behind it begins, each message or other part."""
+        tags = bytes(self.tags)
+        return [at for at in range(start, len(tags)) if not tags[at] & CONTINUES]
 
     def part(self, at: int) -> Part:
         """The part that a segment is of."""

@@ -40,7 +40,7 @@ def test_messages_are_counted_from_0_and_stretches_of_one_are_that_one():
     assert [made.part(at) for at in (0, 2, 4)] == [Part.PARAMETERS, Part.TOOLS, Part.MESSAGE]
     assert [made.beginning(at) for at in range(6)] == [0, 1, 1, 3, 3, 5]
     assert made.beginnings(1) == [1, 3, 5]
-    assert [len(unit) // made.own.itemsize for unit in made.units(1)] == [2, 2, 1]
+    assert [len(unit) // made.own.itemsize for unit in made.units(made.beginnings(1))] == [2, 2, 1]
 
 
 def test_a_system_message_is_of_the_system_prompt_and_has_a_number():
