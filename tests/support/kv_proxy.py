@@ -5,7 +5,9 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
+
+DRIP: Final = (1, 0.02)
 
 
 class Proxy:
@@ -16,7 +18,11 @@ class Proxy:
         self.hold_after: int | None = None
         """Bytes from the target until nothing passes any more, and nobody is told."""
         self.drip_after: int | None = None
-        """Bytes from the target until they pass one by one: progress, but none to speak of."""
+        """Bytes from the target until they pass drop by drop: progress, but none to speak of."""
+        self.drip = DRIP
+        """So many bytes, and so many seconds until the next ones."""
+        self.dripping = threading.Event()
+        """Set once they do."""
         self.flip_after: int | None = None
         """Bytes from the target until one of them is flipped."""
         self.cut_after: int | None = None
@@ -65,14 +71,18 @@ class Proxy:
                 if self.drip_after is not None:
                     if self.drip_after < len(data):
                         writer.write(data[: self.drip_after])
-                        for at in range(self.drip_after, len(data)):
-                            writer.write(data[at : at + 1])
-                            await asyncio.sleep(0.02)
-                            if writer.transport.is_closing() or self.drip_after is None:
-                                return
+                        data = data[self.drip_after :]
                         self.drip_after = 0
-                        continue
-                    self.drip_after -= len(data)
+                        self.dripping.set()
+                        while data and self.drip_after is not None:
+                            count, seconds = self.drip
+                            writer.write(data[:count])
+                            data = data[count:]
+                            await asyncio.sleep(seconds)
+                            if writer.transport.is_closing():
+                                return
+                    else:
+                        self.drip_after -= len(data)
                 if self.flip_after is not None:
                     if self.flip_after < len(data):
                         data = bytearray(data)
@@ -139,6 +149,10 @@ class ProxyThread:
         thread.start()
         return thread
 
+    def go_on(self) -> None:
+        """What drips pours."""
+        self.faults.drip_after = None
+
     def mend(self) -> None:
         """All passes again. Connections that were held or drip are cut: what they carry is of no use."""
 
@@ -147,6 +161,8 @@ class ProxyThread:
             for fault in ("hold_after", "drip_after", "flip_after", "cut_after"):
                 setattr(self.faults, fault, None)
             self.faults.passing.set()
+            self.faults.dripping.clear()
+            self.faults.drip = DRIP
             if broken:
                 self.faults.cut()
 
