@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 
 import httpx
-from support.fleet import fleet
+from support.fleet import fleet, make_wait
 from support.plane import data_plane, pass_time, until
 from support.raw import RawClient, RawReplica, Request, Stream, chat, post, raw_client, raw_replica
 
@@ -330,14 +330,7 @@ async def test_a_router_that_stops_lets_turns_wait_for_its_grace_and_then_says_s
 async def test_what_waits_is_told_on_the_admin_port() -> None:
     rules = {"order": "least-missing", "horizon": "1ms"}
     async with fleet(1, policy={"queue": rules}) as running:
-        running.replicas["r0"].fault("hold", count=1)
-        turns = [
-            asyncio.ensure_future(running.chat([{"role": "user", "content": f"{number} " + "x" * 40_000}]))
-            for number in range(4)
-        ]
-        await until(lambda: running.router.engine.held == 3)
-        running.replicas["r0"].clear_faults()
-        answers = await asyncio.gather(*turns)
+        answers = await make_wait(running)
         waited = [answer for answer in answers if "x-homing-waited-ms" in answer.response.headers]
         assert waited
         decisions = (await running.admin.get("/api/decisions")).json()["decisions"]

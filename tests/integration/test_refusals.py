@@ -3,7 +3,7 @@
 import asyncio
 
 from support.fleet import fleet
-from support.plane import data_plane, pass_time, until
+from support.plane import data_plane, observe, pass_time, until
 from support.raw import Request, Stream, chat, post, raw_client, raw_replica
 
 from router.base.errors import ErrorKind
@@ -83,7 +83,8 @@ async def test_the_first_byte_of_a_turn_that_moved_is_timed_from_its_first_attem
         await stream.end()
 
     async with raw_replica(late) as one, raw_replica(late) as two, data_plane([one.url, two.url]) as plane:
-        times = plane.engine._teller.observer = Times()
+        times = Times()
+        observe(plane, times)
         async with raw_client(plane.port) as client:
             await client.send(post(chat(stream=True)))
             await until(lambda: one.requests or two.requests)

@@ -13,11 +13,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.plane import data_plane
+from support.plane import Outcomes, data_plane
 from support.raw import Request, Stream, chat, post, raw_client, raw_replica
 
-from router.core.observe import Ended, Outcome
-from router.core.observer import Silent
+from router.core.observe import Outcome
 from router.dataplane.limits import Limits
 from router.dataplane.pool import Pool
 from router.dataplane.server import DataPlane
@@ -26,17 +25,6 @@ HOMING = Path(sys.executable).parent / "homing"
 OK = {"id": "x", "object": "chat.completion", "choices": []}
 EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
 DONE = b"data: [DONE]\n\n"
-
-
-class Outcomes(Silent):
-    """Keeps how turns ended."""
-
-    def __init__(self, plane: DataPlane) -> None:
-        self.seen: list[Outcome] = []
-        plane.engine._teller.observer = self
-
-    def on_ended(self, ended: Ended) -> None:
-        self.seen.append(ended.outcome)
 
 
 async def ok(_request: Request, stream: Stream) -> None:

@@ -11,13 +11,11 @@ import httpx
 import orjson
 import pytest
 from support.fleet import fleet
-from support.plane import data_plane, pass_time, settled, until
+from support.plane import Outcomes, data_plane, pass_time, settled, until
 from support.raw import Request, Stream, chat, post, raw_client, raw_replica
 
-from router.core.observe import Ended, Outcome
-from router.core.observer import Silent
+from router.core.observe import Outcome
 from router.dataplane.limits import Limits
-from router.dataplane.server import DataPlane
 from router.settings.credentials import load_secrets
 from router.settings.load import load_config
 from router.wiring import Router
@@ -26,17 +24,6 @@ OK = {"id": "x", "object": "chat.completion", "choices": []}
 EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"%b"}}]}\n\n' % (b"a" * 8000)
 DONE = b"data: [DONE]\n\n"
 HEALTH = b"GET /health HTTP/1.1\r\nHost: r\r\n\r\n"
-
-
-class Outcomes(Silent):
-    """Keeps how turns ended."""
-
-    def __init__(self, plane: DataPlane) -> None:
-        self.seen: list[Outcome] = []
-        plane.engine._teller.observer = self
-
-    def on_ended(self, ended: Ended) -> None:
-        self.seen.append(ended.outcome)
 
 
 @asynccontextmanager

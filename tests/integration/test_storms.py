@@ -13,7 +13,7 @@ from random import Random
 
 import pytest
 from support.certificates import Authority
-from support.plane import data_plane, settled, until
+from support.plane import data_plane, observe, settled, until
 from support.raw import RawReplica, Request, Stream, chat, post, raw_client, raw_replica
 
 from router.core.decide import Decision
@@ -157,7 +157,7 @@ class Given(Silent):
 
     def __init__(self, plane: DataPlane) -> None:
         self.turns: Counter[str] = Counter()
-        plane.engine._teller.observer = self
+        observe(plane, self)
 
     def on_decision(self, turn: Turn, decision: Decision) -> None:
         self.turns[decision.replica] += 1

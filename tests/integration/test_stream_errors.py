@@ -4,29 +4,16 @@ import asyncio
 
 import orjson
 import pytest
-from support.plane import data_plane, until
+from support.plane import Outcomes, data_plane, until
 from support.raw import Request, Stream, chat, post, raw_client, raw_replica
 
-from router.core.observe import Ended, Outcome
-from router.core.observer import Silent
+from router.core.observe import Outcome
 from router.dataplane.limits import Limits
-from router.dataplane.server import DataPlane
 
 EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
 DONE = b"data: [DONE]\n\n"
 ERROR = b'data: {"error":{"message":"no","type":"InternalServerError","code":500}}\n\n'
 BAD = b'data: {"error":{"message":"no","type":"BadRequestError","code":400}}\n\n'
-
-
-class Outcomes(Silent):
-    """Keeps how turns ended."""
-
-    def __init__(self, plane: DataPlane) -> None:
-        self.seen: list[Outcome] = []
-        plane.engine._teller.observer = self
-
-    def on_ended(self, ended: Ended) -> None:
-        self.seen.append(ended.outcome)
 
 
 def streaming(*pieces: bytes, end: bool) -> object:

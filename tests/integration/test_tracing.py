@@ -1,12 +1,11 @@
 """Traces of a whole router, received by a collector over real HTTP and read by the published schema."""
 
-import asyncio
 from typing import Any
 
 import httpx
 import pytest
 from support.collector import Collector, Seen, collector
-from support.fleet import MODEL, Fleet, fleet
+from support.fleet import MODEL, Fleet, fleet, make_wait
 from support.plane import until
 
 from router.base.ids import OPEN_TENANT
@@ -157,14 +156,7 @@ async def test_a_turn_that_no_replica_gets_says_why() -> None:
 async def test_a_held_turn_has_a_span_of_its_wait() -> None:
     rules = {"order": "least-missing", "horizon": "1ms"}
     async with collector() as taking, fleet(1, policy={"queue": rules}, config=traced(taking)) as running:
-        running.replicas["r0"].fault("hold", count=1)
-        turns = [
-            asyncio.ensure_future(running.chat([{"role": "user", "content": f"{number} " + "x" * 40_000}]))
-            for number in range(4)
-        ]
-        await until(lambda: running.router.engine.held == 3)
-        running.replicas["r0"].clear_faults()
-        answers = await asyncio.gather(*turns)
+        answers = await make_wait(running)
         waited = [one for one in answers if "x-homing-waited-ms" in one.response.headers]
         assert waited
         waits = await taking.named("wait", len(waited))

@@ -292,6 +292,20 @@ def _write(
     return environ
 
 
+async def make_wait(running: Fleet) -> "list[Answered]":
+    """The answers to four long turns for the one replica, three of which had to wait for it. For a policy
+    that lets turns wait, with a short horizon."""
+    replica = running.replicas["r0"]
+    replica.fault("hold", count=1)
+    turns = [
+        asyncio.ensure_future(running.chat([{"role": "user", "content": f"{number} " + "x" * 40_000}]))
+        for number in range(4)
+    ]
+    await until(lambda: running.router.engine.held == 3)
+    replica.clear_faults()
+    return await asyncio.gather(*turns)
+
+
 async def settled(running: Fleet) -> None:
     """Wait a little for turns to end, then check that neither router nor replicas kept anything."""
     plane, engine = running.router.dataplane, running.router.engine

@@ -9,6 +9,8 @@ from random import Random
 from router.base.ids import ReplicaId
 from router.core.engine import Engine
 from router.core.fleet import ReplicaSpec
+from router.core.observe import Ended, Outcome
+from router.core.observer import Observer, Silent
 from router.core.plan import Plan
 from router.core.strategies.priced import Priced
 from router.dataplane.limits import Limits
@@ -99,3 +101,19 @@ async def until(true: object, seconds: float = 30.0) -> None:
         looked = loop.time()
         await asyncio.sleep(_LOOK_S)
         seconds -= min(loop.time() - looked, 2 * _LOOK_S)
+
+
+def observe(plane: DataPlane, observer: Observer) -> None:
+    """Have it told what happens from now on, and nobody else."""
+    plane.engine._teller.observer = observer
+
+
+class Outcomes(Silent):
+    """Keeps how turns ended."""
+
+    def __init__(self, plane: DataPlane) -> None:
+        self.seen: list[Outcome] = []
+        observe(plane, self)
+
+    def on_ended(self, ended: Ended) -> None:
+        self.seen.append(ended.outcome)

@@ -9,6 +9,7 @@ import pytest
 from aiohttp import web
 from support.insight import NoHistory, insight
 from support.reloads import Reloads
+from support.statuses import status
 
 from router.base.clock import ManualClock
 from router.base.errors import ErrorKind, HomingError, Refused
@@ -25,28 +26,7 @@ TOKEN = {"X-Homing-Token": "t0ken"}
 def replica(
     name: ReplicaId, health: str = "healthy", why: str = "", *, draining: bool = False
 ) -> ReplicaStatus:
-    return ReplicaStatus(
-        id=name,
-        url=f"http://{name}:8000",
-        health=health,
-        why=why,
-        draining=draining,
-        models=("m",),
-        in_flight=3,
-        pending_tokens=40,
-        working_set_tokens=500,
-        sessions=2,
-        index_segments=60,
-        report=Report(running=1.0),
-        report_age_s=0.5,
-        capacity_tokens=None,
-        recent_failures=0.25,
-        restarts=1,
-        trust=0.875,
-        held=5,
-        free_tokens=300_000,
-        horizon_tokens=8192,
-    )
+    return status(name, health=health, why=why, draining=draining, report=Report(running=1.0))
 
 
 def session(key: str) -> Session:

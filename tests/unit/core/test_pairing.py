@@ -6,24 +6,10 @@ from router.core.pairing import Pairing, behind, choose, prices_of
 from router.core.plan import PairRules
 from router.core.price import local_s
 from router.core.ring import Ring
+from tests.support.candidates import candidate
 
 P, Q, D, W = (ReplicaId(name) for name in "pqdw")
 PRICES = prices_of(PairRules(least_tokens=256))
-
-
-def candidate(name: ReplicaId, **given: object) -> Candidate:
-    values: dict[str, object] = {
-        "cached_tokens": 0,
-        "in_flight": 0,
-        "pending_tokens": 0,
-        "working_set_tokens": 0,
-        "capacity_tokens": None,
-        "foreign": None,
-        "recent_failures": 0.0,
-        "placed_at": 0.0,
-        "over": None,
-    }
-    return Candidate(name, **{**values, **given})  # type: ignore[arg-type]
 
 
 def pulls(tokens: int, *targets: ReplicaId, chance: float = 1.0) -> Pulls:

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import pytest
 from opentelemetry.sdk.metrics.export import HistogramDataPoint, Metric
+from support.statuses import status
 
 from router.base.clock import ManualClock
 from router.base.errors import ErrorKind
@@ -39,31 +40,6 @@ from router.telemetry.span_export import SpanExport, trace_metrics
 A, B = ReplicaId("a"), ReplicaId('b "quoted"\\')
 DOC = Path(__file__).parents[3] / "docs" / "metrics.md"
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
-
-
-def status(name: ReplicaId, report: Report | None, capacity_tokens: int | None = None) -> ReplicaStatus:
-    return ReplicaStatus(
-        id=name,
-        url="http://x",
-        health="healthy",
-        why="",
-        draining=False,
-        models=None,
-        in_flight=3,
-        pending_tokens=40,
-        working_set_tokens=500,
-        sessions=2,
-        index_segments=60,
-        report=report,
-        report_age_s=0.5 if report is not None else None,
-        capacity_tokens=capacity_tokens,
-        recent_failures=0.25,
-        restarts=1,
-        trust=0.875,
-        held=5,
-        free_tokens=300_000,
-        horizon_tokens=8192,
-    )
 
 
 class Fleet:
@@ -194,7 +170,7 @@ class PairReleases:
 
 @pytest.fixture
 def metrics(counters: Counters) -> Metrics:
-    fleet = Fleet(status(A, Report(1.0, 5.0, 6.0, 0.75, 800), 900), status(B, None))
+    fleet = Fleet(status(A, report=Report(1.0, 5.0, 6.0, 0.75, 800), capacity_tokens=900), status(B))
     walls = iter(range(1_000_000_000, 100_000_000_000, 1_000_000_000))
     chains = ChainWatch()
     chains.turns = 5
@@ -305,7 +281,7 @@ def test_what_a_replica_did_not_report_is_absent_and_not_zero(metrics: Metrics) 
 
 
 def test_series_of_a_replica_end_when_it_leaves(counters: Counters) -> None:
-    metrics = Metrics(counters, Fleet(status(B, None)), Plane(), ManualClock(100.0))
+    metrics = Metrics(counters, Fleet(status(B)), Plane(), ManualClock(100.0))
     assert 'replica="a"' not in metrics.text()
 
 
@@ -357,7 +333,7 @@ def test_the_document_queries_only_metrics_that_exist(metrics: Metrics) -> None:
 
 
 def test_label_values_never_come_from_clients(counters: Counters) -> None:
-    text = Metrics(counters, Fleet(status(A, None)), Plane(), ManualClock(100.0)).text()
+    text = Metrics(counters, Fleet(status(A)), Plane(), ManualClock(100.0)).text()
     labels = set(re.findall(r'(\w+)="', text))
     assert labels == {
         "replica",

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from random import Random
-from typing import Any
 
 import pytest
 
@@ -10,21 +9,7 @@ from router.base.ids import OPEN_TENANT, ReplicaId, SessionKey
 from router.core.decide import Candidate, FleetView
 from router.core.request import EMPTY_CHAIN, Chain, Turn
 from router.core.ring import Ring
-
-
-def _candidate(name: str, **given: Any) -> Candidate:
-    values: dict[str, Any] = {
-        "cached_tokens": 0,
-        "in_flight": 0,
-        "pending_tokens": 0,
-        "working_set_tokens": 0,
-        "capacity_tokens": None,
-        "foreign": None,
-        "recent_failures": 0.0,
-        "placed_at": 0.0,
-        "over": None,
-    }
-    return Candidate(ReplicaId(name), **(values | given))
+from tests.support import candidates
 
 
 def _view(
@@ -61,7 +46,7 @@ def _turn(session: str | None = "s", *, opening_share: float | None = None) -> T
 
 @pytest.fixture(scope="session")
 def candidate() -> Callable[..., Candidate]:
-    return _candidate
+    return candidates.candidate
 
 
 @pytest.fixture(scope="session")
