@@ -20,6 +20,10 @@ _MOST: Final = 64
 # back, and only a write tells that the client is slower. Requests are held whole anyway.
 _MOST_BYTES: Final = 256 * 1024
 
+# A request whose body is no longer than this is copied behind its head and written as one: uvloop writes a
+# single piece at once, and sets up a context for several.
+_JOINED: Final = 16 * 1024
+
 
 class Outbox:
     """Gathers writes until the loop has called back for all that was ready. Knows no connection: whoever
@@ -109,7 +113,7 @@ class Outbox:
                         self._dropped.add(transport)
                 elif len(parts) == 1:
                     transport.write(parts[0])
-                elif request:
+                elif request and (len(parts) > 2 or len(parts[1]) > _JOINED):
                     transport.writelines(parts)
                 else:
                     # Some of asyncio's releases tell nobody that a client is slow to whom lines are written.

@@ -16,9 +16,9 @@ _USER: Final = FIRST_ROLE + ROLES.index("user")
 """The first of the tags that are of no system prompt."""
 
 # How much of one payload is looked through for digits, at some 2 ns a byte: all of any system prompt, and as
-# much of a message as has the time at its head. What follows counts as it is.
+# much of a message as has the time at its head, be it in a block. What follows counts as it is.
 _SHAPED: Final = 1 << 15
-_SHAPED_MESSAGE: Final = 1 << 8
+_SHAPED_MESSAGE: Final = 1 << 7
 _DIGITS: Final = b"0123456789"
 _QUOTE: Final = ord('"')
 _join: Final = b"".join

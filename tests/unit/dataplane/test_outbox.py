@@ -73,6 +73,17 @@ def test_everything_goes_out_at_once_until_there_is_a_loop(log: list[tuple[str, 
     assert log == [("a", b"1"), ("a", b"2|3")]
 
 
+def test_a_long_body_is_not_copied_behind_its_head(
+    outbox: Outbox, loop: Loop, log: list[tuple[str, bytes]]
+) -> None:
+    a = Wire("a", log)
+    for body in (b"x" * 16_384, b"x" * 16_385):
+        outbox.writelines(a, (b"head", body))
+    outbox.writelines(a, (b"head", b"be", b"tween"))
+    loop.turn()
+    assert [written.count(b"|") for _, written in log] == [0, 1, 2]
+
+
 def test_writes_wait_for_the_end_of_the_turn_and_keep_their_order(
     outbox: Outbox, loop: Loop, log: list[tuple[str, bytes]]
 ) -> None:
@@ -83,7 +94,7 @@ def test_writes_wait_for_the_end_of_the_turn_and_keep_their_order(
     assert log == []
     assert len(loop.soon) == 1  # one call back for all of them
     loop.turn()
-    assert log == [("a", b"1"), ("b", b"2|3"), ("a", b"4")]
+    assert log == [("a", b"1"), ("b", b"23"), ("a", b"4")]
     loop.turn()
     assert len(log) == 3
 
