@@ -11,6 +11,7 @@ without. Medians; ratios with a 95 % interval by bootstrap over pairs.
 import argparse
 import asyncio
 import concurrent.futures
+import json
 import os
 import random
 import statistics
@@ -18,12 +19,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from support.real_engines import (
+    ARENA_MIB,
     BLOCK,
     AgentProcess,
     GatewayProcess,
@@ -32,6 +35,7 @@ from support.real_engines import (
     engines,
     fleet,
     make_model,
+    roomy,
     text,
 )
 from support.real_pairs import DECODE, pairs
@@ -198,38 +202,64 @@ async def space_of(agent: AgentProcess) -> Namespace:
         remote.close()
 
 
+@dataclass(frozen=True, kw_only=True)
+class TimedPlan(Plan):
+    """An engine whose connector writes down what its calls take."""
+
+    def transfer_config(self, folder: Path) -> dict[str, Any]:
+        timed = {"kv_connector": "TimedConnector", "kv_connector_module_path": "tools.engine.timed"}
+        return super().transfer_config(folder) | timed
+
+
 def cost(folder: Path, rounds: int, apart: bool) -> None:
     """With the connector and nothing to pull, beside an engine without one."""
     chance = random.Random(2)
     model = make_model(folder.parent / "model")
-    arena = Path(tempfile.mkdtemp(prefix="homing-test-", dir="/dev/shm"))
+    arena = Path(tempfile.mkdtemp(prefix="homing-test-", dir=roomy(ARENA_MIB)))
     agent = AgentProcess("with", folder, arena_folder=arena)
     agent.start()
+    account = folder / "times.json"
     plans = [
-        Plan(name="with", agent=agent, apart=apart),
+        TimedPlan(name="with", agent=agent, apart=apart, environment={"HOMING_TIMES": str(account)}),
         Plan(name="without", connector=None, apart=apart),
     ]
     try:
         with engines(plans, folder, model) as replicas:
             work: dict[str, list[float]] = {}
+            inside: list[dict[str, float]] = []
 
             def once(replica: Replica) -> float:
-                before = replica.processor_s()
+                worked, spent = replica.processor_s(), spent_s(account)
                 seconds = replica.ask(text(chance, LENGTH)).seconds
-                work.setdefault(replica.name, []).append(replica.processor_s() - before)
+                work.setdefault(replica.name, []).append(replica.processor_s() - worked)
+                if replica.name == "with":
+                    inside.append({name: s - spent.get(name, 0.0) for name, s in spent_s(account).items()})
                 return seconds
 
+            print(f"nothing to pull, {rounds} pairs in turn: with the connector / without", flush=True)
             first = interleaved(replicas, rounds, once)
+            show_ratio(f"  time to first token, {LENGTH} tokens", first["with"], first["without"])
+            show_ratio("  the same, the engine's processor time", work["with"], work["without"])
+            print("  processor time in the connector's calls, of all that the engine takes for a prompt")
+            show_ratio("    in all", [sum(one.values()) for one in inside], work["with"])
+            for name in sorted(inside[0], key=lambda name: -sum(one.get(name, 0.0) for one in inside))[:4]:
+                middle = statistics.median(one.get(name, 0.0) for one in inside)
+                print(f"    {name:<40} {middle * 1000:9.1f} ms", flush=True)
             many = interleaved(replicas, max(4, rounds // 2), lambda replica: burst(replica, chance))
+            show_ratio("  8 requests at once, 1,000 + 64 tokens", many["with"], many["without"])
     finally:
         agent.stop()
         for left in arena.iterdir():
             left.unlink()
         arena.rmdir()
-    print(f"nothing to pull, {rounds} pairs in turn: with the connector / without")
-    show_ratio(f"  time to first token, {LENGTH} tokens", first["with"], first["without"])
-    show_ratio("  the same, the engine's processor time", work["with"], work["without"])
-    show_ratio("  8 requests at once, 1,000 + 64 tokens", many["with"], many["without"])
+
+
+def spent_s(account: Path) -> dict[str, float]:
+    """Processor time of each of the connector's methods until now."""
+    if not account.exists():
+        return {}
+    told: dict[str, list[float]] = json.loads(account.read_text())
+    return {name: processor for name, (_calls, _wall, processor) in told.items()}
 
 
 def interleaved(
@@ -264,7 +294,7 @@ def pair_turns(folder: Path, rounds: int, apart: bool) -> None:
                 # The first chats meet replicas whose speed the router does not know yet.
                 for turn, taken in enumerate(seconds, 1) if number else ():
                     times.setdefault((back, turn), []).append(taken)
-                replicas[DECODE].await_idle(60)
+                replicas[DECODE].await_idle()
     print(f"pairs: chats of {LENGTH} tokens and 200 more in each turn, {rounds} rounds, two in turn")
     for turn in (2, 3):
         with_it, without = times[True, turn], times[False, turn]
