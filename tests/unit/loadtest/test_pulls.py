@@ -1,5 +1,6 @@
 """The scenarios in which pulls are measured."""
 
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -62,6 +63,28 @@ def test_it_goes_on_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[s
     main([*asked, "--seeds", "3", "--table"])
     assert capsys.readouterr().out == text
     assert len(keep.read_text().splitlines()) == 2
+
+
+def test_a_path_whose_bandwidth_is_known_and_slow_is_not_tried(tmp_path: Path) -> None:
+    trace = Path(__file__).parents[2] / "data" / "small-trace.jsonl"
+    keep = tmp_path / "pulls.jsonl"
+    main(
+        [
+            str(trace),
+            "--keep",
+            str(keep),
+            "--scenario",
+            "overloaded",
+            "--gbps",
+            "6",
+            "--seeds",
+            "1",
+            "--known",
+        ]
+    )
+    without, known = (json.loads(line) for line in keep.read_text().splitlines())
+    assert known["of"].endswith("overloaded 0 6 known")
+    assert known["figures"] == without["figures"]
 
 
 def test_every_event_is_in_its_scenario() -> None:
