@@ -58,12 +58,10 @@ class Replica:
         """Streams that have begun and stay open."""
         self.held: list[Connection] = []
         """Turns whose body is here and whose answer waits."""
+        self.holding = True
+        """Whether such a turn's answer waits."""
         self.fast_bytes = 0
         """What the fast stream could send so far."""
-
-    def holds(self, count: int) -> Callable[[], bool]:
-        """Whether it holds so many turns, asked again and again."""
-        return lambda: len(self.held) == count
 
 
 class Connection(asyncio.Protocol):
@@ -101,7 +99,7 @@ class Connection(asyncio.Protocol):
             self._fast = True
             self.transport.write(_EVENTS)
             self._pour()
-        elif b'"held"' in self._start:
+        elif b'"held"' in self._start and self._replica.holding:
             self._replica.held.append(self)
         else:
             self.answer()
@@ -255,9 +253,11 @@ async def _bodies(router: Measured, replica: Replica) -> None:
         "  the same again, after they were answered",
     ):
         clients = await router.connect(fit)
-        for number, client in enumerate(clients, start=1):
+        for number, client in enumerate(clients):
             client.post("held", "x" * BODY_BYTES, session=f"held-{number}")
-            await router.until(replica.holds(number), "a body that fits")
+        # The first is at the replica, and the others wait in the router for its prompt to be computed.
+        await router.until(lambda: len(replica.held) > 0, "a body that fits")
+        await router.until(_sent(*clients), "the bodies that wait")
         added = await router.resident() - before
         router.line(what, "+ " + _mb(added), limit, kept=added < most)
         [late] = await router.connect(1)
@@ -265,11 +265,18 @@ async def _bodies(router: Measured, replica: Replica) -> None:
         await router.until(_got(b"\r\n\r\n", late), "the answer to one too many")
         refused = late.received.startswith(b"HTTP/1.1 503 ") and b"\r\nretry-after: " in late.received
         router.line("  one more", late.received[9:12].decode(), "503 with Retry-After", kept=refused)
+        replica.holding = False
         while replica.held:
             replica.held.pop().answer()
         await router.until(_got(b"200 OK", *clients), "held turns")
+        replica.holding = True
         for client in (*clients, late):
             client.transport.abort()
+
+
+def _sent(*clients: Client) -> Callable[[], bool]:
+    """Whether all that they have sent is on its way, asked again and again."""
+    return lambda: not any(client.transport.get_write_buffer_size() for client in clients)
 
 
 def _got(mark: bytes, *clients: Client) -> Callable[[], bool]:
