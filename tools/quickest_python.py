@@ -1,4 +1,5 @@
-"""Names the interpreter here that runs quickest, for builds that are measured: prints its path.
+"""Names the interpreter here that runs quickest, for builds that are measured: prints its path, and
+on standard error how long each took.
 
 Interpreters of one version differ by a third with how they were built. Those that distributions ship, and
 the official images, are built with profile-guided and link-time optimisation; one that a version manager
@@ -84,6 +85,8 @@ def quickest(own: str, others: list[str], trial: Callable[[str], int | None]) ->
             took = trial(one)
             if took is not None:
                 least[one] = min(took, least.get(one, took))
+    for one, took in least.items():
+        print(f"{took / 1e6:6.1f} ms {one}", file=sys.stderr)
     # One that cannot be tried is kept too: whoever builds with it says best what it lacks.
     best = min(others, key=lambda one: least.get(one, sys.maxsize), default=own)
     if own not in least or least.get(best, sys.maxsize) >= least[own] * GAIN:

@@ -107,8 +107,9 @@ class _Shelf:
 class PrefixIndex:
     """Which leading segments of a prompt lie on which shelf. Methods raise `KeyError` for a shelf not open.
 
-    Memory: some 110 bytes a segment on its first shelf and 20 on each further one, and 400 for each run: a
-    prompt that shares no more than its beginning with any other. `tests/bench/prefix_memory.py` measures it;
+    Memory: 100 bytes a segment on the first shelf and 20 on each further one, where prompts of 60 share
+    nothing, half as much again after heavy turnover. Each run takes 300 beside, which is most of it where
+    prompts have a single segment of their own. `tests/bench/prefix_memory.py` measures it;
     `max_segments` bounds it.
     """
 

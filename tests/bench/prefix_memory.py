@@ -1,4 +1,5 @@
-"""Measures the prefix index: memory of a million segments on one shelf, time of match and touch.
+"""Measures the prefix index: memory of a million segments on one shelf, of long and of short prompts, time of
+match and touch.
 
 Run: `python tests/bench/prefix_memory.py [SEGMENTS]`. Memory is traced by allocation, so it is exact and
 leaves out what the interpreter itself takes.
@@ -26,22 +27,23 @@ def chain(rng: Random, depth: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(rng.getrandbits(64) for _ in range(depth)), tuple(ends)
 
 
-def memory(segments: int) -> None:
-    """Fill a shelf with `segments`, then turn its whole content over once with the shelf full."""
+def memory(segments: int, depth: int) -> None:
+    """Fill a shelf with `segments` of prompts of `depth`, then turn all of it over once while it is full."""
     rng = Random(1)
     gc.collect()
     tracemalloc.start()
     index = PrefixIndex(max_segments=segments)
     shelf = index.open_shelf(None)
-    while len(index) + 60 <= segments:
-        index.touch(shelf, *chain(rng, 60))
+    while len(index) + depth <= segments:
+        index.touch(shelf, *chain(rng, depth))
     filled = tracemalloc.get_traced_memory()[0]
-    for _ in range(segments // 60):
-        index.touch(shelf, *chain(rng, 60))
+    for _ in range(segments // depth):
+        index.touch(shelf, *chain(rng, depth))
     turned_over = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     print(
-        f"{len(index)} segments on one shelf: {filled / 1e6:.0f} MB; turned over: {turned_over / 1e6:.0f} MB"
+        f"{len(index)} segments, {depth} a prompt, on one shelf: {filled / 1e6:.0f} MB;"
+        f" turned over: {turned_over / 1e6:.0f} MB"
     )
 
 
@@ -75,4 +77,5 @@ def times(depth: int) -> None:
 if __name__ == "__main__":
     for depth in DEPTHS:
         times(depth)
-    memory(int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000)
+    for depth in (60, 3, 1):
+        memory(int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000, depth)

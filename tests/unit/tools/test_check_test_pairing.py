@@ -1,19 +1,12 @@
 """The check that each module has its test."""
 
-import importlib.util
-
 import pytest
-from support.pages import TREE
+from support import tools
 
 
 @pytest.fixture(scope="module")
 def tool():
-    spec = importlib.util.spec_from_file_location("check_test_pairing", TREE / "tools/check_test_pairing.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return tools.load("check_test_pairing")
 
 
 @pytest.fixture

@@ -1,21 +1,15 @@
 """The choice of the interpreter that builds are measured with."""
 
-import importlib.util
 import os
 import sys
 
 import pytest
-from support.pages import TREE
+from support import tools
 
 
 @pytest.fixture(scope="module")
 def tool():
-    spec = importlib.util.spec_from_file_location("quickest_python", TREE / "tools/quickest_python.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return tools.load("quickest_python")
 
 
 def timed(times):
