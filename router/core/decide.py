@@ -72,6 +72,7 @@ class Candidate(Value):
         "waiting",
         "holding_s",
         "arriving_tokens",
+        "link_s",
     )
     __slots__ = __match_args__
 
@@ -99,6 +100,7 @@ class Candidate(Value):
         waiting: float = 0.0,
         holding_s: float = 0.0,
         arriving_tokens: int = 0,
+        link_s: float = 0.0,
     ) -> None:
         self.replica: Final = replica
         self.cached_tokens: Final = cached_tokens
@@ -145,6 +147,9 @@ class Candidate(Value):
         """How long a turn there holds its KV after the first token, on average."""
         self.arriving_tokens: Final = arriving_tokens
         """KV on its way there from other replicas."""
+        self.link_s: Final = link_s
+        """Until what lies on its host for turns before this one is on the device. 0 where nothing lies there
+        for this one."""
 
 
 class Source(NamedTuple):

@@ -181,6 +181,10 @@ class Engine:
             self._pulling.began(ticket, now)
         missing = ticket.missing
         member.take(ticket, decision.prompt_tokens, ticket.kv_tokens, missing, now)
+        if member.reach != member.shelf:
+            there = decision.chosen
+            if there.host_tokens:
+                member.reloads(there.host_tokens * there.curve.reload_s, there.slot_s, now)
         if missing and not turn.stream:
             # The answer's first byte comes after all decoding, so it says nothing of prefill.
             heappush(member.due, (now + member.wait_s(now), next(self._admitted), ticket))

@@ -13,6 +13,7 @@ from router.core.health import Event, HealthTracker, State, Transition
 from router.core.horizon import Horizon
 from router.core.learned import Learned
 from router.core.plan import QueueRules
+from router.core.request import Turn
 from router.core.residency import Residency
 from router.core.session import WorkingSet
 
@@ -58,11 +59,18 @@ class Prefilling(Protocol):
     def prefilled(self, now: float) -> None: ...
 
 
+class Answering(Protocol):
+    """A turn that a replica has begun to answer."""
+
+    turn: Turn
+
+
 class Member:
     """One replica. Only the engine changes it; strategies see a `Candidate`, people a `ReplicaStatus`."""
 
     __slots__ = (
         "agent_tokens",
+        "answering",
         "arriving_tokens",
         "backlog_s",
         "capacity_tokens",
@@ -86,6 +94,7 @@ class Member:
         "learned",
         "leaving",
         "line",
+        "link_free_at",
         "lost",
         "missing_tokens",
         "models",
@@ -139,6 +148,10 @@ class Member:
         """The turns that those are of, in order, each with the seconds that it takes."""
         self.backlog_s = 0.0
         """Their sum."""
+        self.answering: dict[Answering, None] = {}
+        """The turns that it answers, in the order in which they began."""
+        self.link_free_at = 0.0
+        """When what turns there have on its host will have been brought to the device."""
         self.arriving_tokens = 0
         """KV on its way there from other replicas."""
         self.since = 0.0
@@ -249,6 +262,23 @@ class Member:
         first_s = next(iter(self.prefilling.values()), 0.0)
         return max(0.0, self.backlog_s - min(first_s, max(0.0, now - self.since)))
 
+    def reloads(self, seconds: float, slot_s: float, now: float) -> None:
+        """What a turn has on its host is brought to the device, which takes so long: once there is a
+        place, in `slot_s`, and behind all that was to be brought before."""
+        self.link_free_at = max(self.link_free_at, now + slot_s) + seconds
+
+    def link_s(self, now: float) -> float:
+        """Until all that was to be brought from its host is on the device."""
+        return max(0.0, self.link_free_at - now)
+
+    def before_s(self, now: float) -> float:
+        """Until all that was sent there, and what others have in its queue, is prefilled."""
+        wait_s = self.wait_s(now) if self.prefilling else 0.0
+        if self.strangers_waiting:
+            missing = self.missing_tokens
+            wait_s += self.strangers_waiting * self.learned.curve.work_s(missing, missing)
+        return wait_s
+
     def free_tokens(self) -> float | None:
         """KV that is neither in use nor spoken for by turns on their way there, below 0 where more is; `None`
         where it has not told."""
@@ -313,6 +343,8 @@ class Member:
         self.arriving_tokens = 0
         self.pending_tokens = 0
         self.prefilling = {}
+        self.answering = {}
+        self.link_free_at = 0.0
         self.backlog_s = 0.0
         self.due = []
         self.delivery = Delivery()

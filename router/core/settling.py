@@ -64,6 +64,7 @@ class Settling:
         if not hashes or not turn.computes or not self._members.has(member, ticket.epoch):
             return
         self._shelves.touch(member, hashes, ends)
+        member.answering[ticket] = None
         if turn.session is None:
             return
         _, before = self._sessions.bind(
@@ -97,6 +98,10 @@ class Settling:
         still_has = self._members.has(member, ticket.epoch)
         if began is not None and outcome is Outcome.COMPLETED and turn.stream and still_has:
             member.learned.holding.observe(now - began)
+        if still_has and ticket in member.answering:
+            del member.answering[ticket]
+            # What it had can be evicted from now on: it counts as used now.
+            self._shelves.touch(member, turn.chain.hashes, turn.chain.ends)
         if outcome in FAILURES:
             self._conditions.failed(member, ticket.epoch, outcome, ticket.decision.attempt, now)
         elif (member.failing or not member.well) and outcome not in NEUTRAL:
@@ -138,7 +143,7 @@ class Settling:
                 prompt_tokens,
                 cached_tokens,
                 min(chosen.host_tokens, cached_tokens),
-                max(chosen.wait_s, chosen.slot_s),
+                max(chosen.wait_s, chosen.slot_s + chosen.link_s),
                 ticket.ttft_s,
                 now,
                 shared=bool(chosen.in_flight or chosen.foreign),

@@ -121,6 +121,10 @@ class Upkeep:
         elif before is not None and abs(report.start_time - before) > SAME_START_S:
             self._restarted(member, now)
         member.note(report, now)
+        for answering in member.answering:
+            # What a turn that runs has is not evicted, however long ago it was looked up.
+            chain = answering.turn.chain
+            self._shelves.touch(member, chain.hashes, chain.ends)
         if member.id in self._members.decodes and report.kv_usage is not None:
             rules = self._policies.default.pair
             if report.kv_usage > rules.kv_usage:

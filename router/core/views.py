@@ -139,10 +139,7 @@ class Views:
                 if near < depths.get(member.reach, 0):
                     reloaded = max(0, cached - int(ends[near - 1] * ratio)) if near else cached
             curve = member.learned.curve
-            wait_s = member.wait_s(now) if member.prefilling else 0.0
-            if member.strangers_waiting:
-                others = member.missing_tokens
-                wait_s += member.strangers_waiting * curve.work_s(others, others)
+            wait_s = member.before_s(now)
             line = member.line
             held = ahead = wanted = held_turns = 0
             if line is not None:
@@ -179,6 +176,7 @@ class Views:
                     waiting,
                     member.learned.holding.mean_s,
                     member.arriving_tokens,
+                    member.link_s(now) if reloaded else 0.0,
                 )
             )
         pulls: Pulls | None = None

@@ -114,7 +114,7 @@ class Waiting:
         queue.leave(held, now)
         queue.served(turn.tenant, held.tokens)
         member.sent(missing)
-        return desk.admit(turn, now, plan=plan, chosen=chosen)
+        return desk.admit(turn, now, plan=plan, chosen=(_as_sent(decision, member, now), *chosen[1:]))
 
     def dispatch(self, now: float) -> tuple[list[tuple[Held, Ticket]], list[tuple[Held, Refused]]]:
         """The turns that go to a replica now, and those that wait no longer and are refused."""
@@ -206,7 +206,7 @@ class Waiting:
         decision, member, depth = held.chosen
         turn, waited_s = held.turn, now - held.arrived
         member.sent(decision.prompt_tokens - decision.cached_tokens)
-        decision = decision.replace(at=now, waited_s=waited_s)
+        decision = _as_sent(decision, member, now).replace(at=now, waited_s=waited_s)
         self._desk.tell_waited(turn, waited_s, WaitEnd.DISPATCHED)
         return self._desk.admit(turn, now, plan=held.plan, chosen=(decision, member, depth))
 
@@ -237,3 +237,19 @@ class Waiting:
     def _gave_up(self, held: Held, end: WaitEnd, refusal: Refused, now: float) -> None:
         self._desk.tell_waited(held.turn, now - held.arrived, end)
         self._desk.tell_refused(held.turn, refusal, now)
+
+
+def _as_sent(decision: Decision, member: Member, now: float) -> Decision:
+    """The decision as things are when its turn goes: it was priced behind those that it passes now, and
+    perhaps a moment ago."""
+    if decision.pair is not None:
+        # Its wait is for another replica's prefill, too.
+        return decision
+    c = decision.chosen
+    wait_s = member.before_s(now)
+    slot_s = member.slot_s(decision.prompt_tokens, 0.0, member.free_tokens())
+    link_s = member.link_s(now) if c.host_tokens else 0.0
+    if wait_s == c.wait_s and slot_s == c.slot_s and link_s == c.link_s:
+        return decision
+    sent = c.replace(wait_s=wait_s, slot_s=slot_s, link_s=link_s, ahead_tokens=0)
+    return decision.replace(candidates=tuple([sent if each is c else each for each in decision.candidates]))

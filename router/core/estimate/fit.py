@@ -11,7 +11,8 @@ from typing import Final, NamedTuple
 _NOISE: Final = 0.2**2
 
 # What was seen counts as at most so many times what was expected, or as few: one absurd observation moves no
-# coefficient by more.
+# coefficient by more. And as no further off than an observation usually is, as far as one can tell: first
+# tokens are late by much and early by little, so a mean of them all would be late.
 _CLIP: Final = log(1.5)
 
 # A prediction that is right to 2 % teaches nothing: most observations of what is known cost only this look.
@@ -59,18 +60,20 @@ class Fit:
         times = seen / expected
         if -_NEGLIGIBLE < times - 1.0 < _NEGLIGIBLE:
             return False
-        off = min(_CLIP, max(-_CLIP, log(times))) if times > 0.0 else -_CLIP
         shares = [part / expected for part in each]
         spread = [
             sum([own * share for own, share in zip(row, shares, strict=True)]) for row in self._covariance
         ]
-        gain = 1.0 / (_NOISE + sum([own * share for own, share in zip(spread, shares, strict=True)]))
+        doubt = _NOISE + sum([own * share for own, share in zip(spread, shares, strict=True)])
+        gain = 1.0 / doubt
+        most = min(_CLIP, doubt**0.5)
+        off = min(most, max(-most, log(times))) if times > 0.0 else -most
         self._logs = [
-            min(most, max(least, value + own * gain * off))
-            for (least, most), value, own in zip(self._bounds, self._logs, spread, strict=True)
+            min(greatest, max(least, value + own * gain * off))
+            for (least, greatest), value, own in zip(self._bounds, self._logs, spread, strict=True)
         ]
         self.values = tuple(map(exp, self._logs))
-        if abs(off) == _CLIP:
+        if abs(off) == most:
             return True  # what is far off says that something is wrong, and makes nothing more certain
         # A little less certain than the observation left it, and never less than at the beginning: else all
         # certainty would fade where observations do not differ, and one odd one move everything.

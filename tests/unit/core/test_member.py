@@ -183,3 +183,27 @@ def test_who_waits_once_waits_for_a_step_and_who_waits_again_has_no_place() -> N
     of.begin_again(7, 3, WorkingSet(), Learned(8000.0))
     of.note(busy, 11.0)
     assert of.seats is None
+
+
+def test_what_lies_on_its_host_is_brought_back_one_after_the_other() -> None:
+    of = member()
+    assert of.link_s(5.0) == 0.0
+    of.reloads(0.4, 0.0, 10.0)
+    of.reloads(0.2, 0.0, 10.1)
+    assert of.link_s(10.1) == pytest.approx(0.5)
+    assert of.link_s(11.0) == 0.0
+    # It begins once there is a place for it.
+    of.reloads(0.1, 2.0, 12.0)
+    assert of.link_s(12.0) == pytest.approx(2.1)
+    of.begin_again(1, 1, WorkingSet(), Learned(8000.0))
+    assert of.link_s(12.0) == 0.0
+
+
+def test_before_a_turn_goes_what_was_sent_and_what_others_have_in_its_queue() -> None:
+    of = member()
+    assert of.before_s(1.0) == 0.0
+    of.take(Turn(), 2000, 2000, 800, 1.0)
+    of.strangers_waiting = 3.0
+    of.missing_tokens = 1600.0
+    # At 8,000 tokens a second, of the first of which as much is done as time has passed.
+    assert of.before_s(1.05) == pytest.approx(0.05 + 3 * 0.2, rel=0.01)

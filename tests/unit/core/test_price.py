@@ -59,6 +59,7 @@ candidates = st.builds(
     free_tokens=st.none() | st.floats(-1e6, 1e6),
     wait_s=times,
     slot_s=times,
+    link_s=times,
     curve=st.builds(
         Curve,
         st.floats(0, 1),
@@ -68,6 +69,14 @@ candidates = st.builds(
         st.floats(0, 1),
     ),
 )
+
+
+def test_what_lies_on_the_host_comes_after_what_others_have_there_and_beside_the_wait() -> None:
+    one = candidate(cached_tokens=60_000, host_tokens=20_000, link_s=0.3, wait_s=0.05)
+    (line,) = lines((one,), 80_000, A, PRICES, None)
+    assert (line.wait_ms, line.fetch_ms) == (pytest.approx(50.0), pytest.approx(300 + 100 - 50))
+    (late,) = lines((one.replace(wait_s=5.0),), 80_000, A, PRICES, None)
+    assert (late.wait_ms, late.fetch_ms) == (pytest.approx(5000.0), 0.0)
 
 
 @given(candidates, st.integers(1, 300_000), st.booleans(), st.floats(0, 5), st.floats(0, 5))

@@ -7,7 +7,9 @@ import pytest
 from router.core.engine import Engine
 from router.core.fleet import ModelCard, ReplicaSpec, Report
 from router.core.hashing import hash64
+from router.core.observe import Outcome, Usage
 from router.core.plan import Plan
+from router.core.request import Turn
 from router.core.strategies.priced import Priced
 from tests.support.turns import A, engine, long, play, turn
 
@@ -81,3 +83,51 @@ def test_a_host_tier_that_is_gone_holds_nothing() -> None:
     (option,) = of.decide(turn("s", hash64(b"s"), hash64(b"ss")), 3.0).candidates
     # The last 3,000 tokens are still on the device: 1,000 of them its own.
     assert (option.cached_tokens, option.host_tokens, option.reach_tokens) == (1000, 0, 3000)
+
+
+def device_and_host() -> Engine:
+    of = engine("a")
+    of.report(A, Report(kv_capacity_tokens=3000, host_kv_tokens=9000, kv_usage=0.0), 0.0)
+    return of
+
+
+def own(session: str) -> Turn:
+    return turn(session, hash64(session.encode()), hash64(session.encode() * 2))
+
+
+def on_host(of: Engine, session: str, now: float) -> int:
+    return of.decide(own(session), now).candidates[0].host_tokens
+
+
+def test_what_a_turn_that_runs_has_is_not_evicted_and_what_others_left_is() -> None:
+    of = device_and_host()
+    play(of, own("t"), 1.0, prompt=2000, reply=0)
+    ticket = of.admit(own("s"), 2.0)
+    ticket.first_byte(2.5)
+    # The device keeps the 2,000 tokens that run, and the last 1,000 of whoever was there since.
+    for number, session in enumerate("uv"):
+        play(of, own(session), 3.0 + number, prompt=2000, reply=0)
+        of.report(A, Report(kv_capacity_tokens=3000, host_kv_tokens=9000, kv_usage=0.7), 3.5 + number)
+    assert [on_host(of, session, 5.0) for session in "stuv"] == [0, 2000, 2000, 1000]
+    assert ticket.of_this_life
+
+
+def test_a_turn_that_has_ended_was_in_use_until_then() -> None:
+    of = device_and_host()
+    ticket = of.admit(own("s"), 1.0)
+    ticket.first_byte(1.5)
+    play(of, own("t"), 2.0, prompt=2000, reply=0)
+    ticket.end(Outcome.COMPLETED, 3.0, Usage(2000, 0, 0))
+    assert [on_host(of, session, 4.0) for session in "st"] == [0, 1000]
+    play(of, own("u"), 5.0, prompt=2000, reply=0)
+    assert [on_host(of, session, 6.0) for session in "stu"] == [1000, 2000, 0]
+
+
+def test_a_turn_of_an_earlier_life_is_not_held_to_be_there() -> None:
+    of = device_and_host()
+    ticket = of.admit(own("s"), 1.0)
+    ticket.first_byte(1.5)
+    of.report(A, Report(start_time=100.0, kv_capacity_tokens=3000, host_kv_tokens=9000), 2.0)
+    of.report(A, Report(start_time=200.0, kv_capacity_tokens=3000, host_kv_tokens=9000), 3.0)
+    ticket.end(Outcome.COMPLETED, 4.0, Usage(2000, 0, 0))
+    assert of.decide(own("s"), 5.0).candidates[0].cached_tokens == 0

@@ -13,7 +13,7 @@ from router.core.observe import Outcome, WaitEnd
 from router.core.observer import Silent
 from router.core.plan import Overload, Plan, PullRules, QueueRules
 from router.core.pullbook import PullBook, Pulled
-from router.core.queue import TURN_TOKENS, Held
+from router.core.queue import TURN_TOKENS, Held, due_at
 from router.core.request import EMPTY_CHAIN, Turn
 from router.core.strategies.least_loaded import LeastLoaded
 from router.core.strategies.priced import Priced
@@ -451,3 +451,15 @@ def test_what_a_source_that_fails_would_have_brought_waits_behind_what_is_warm()
         now += 1.0
         assert now < 120.0
     assert of.decide(away[5], now).pull is not None
+
+
+def test_a_turn_that_passes_those_that_do_not_fit_is_not_expected_to_wait_for_them() -> None:
+    of = queued("a")
+    first = go(of, long("s", 320), 0.0)  # 80,000 of 100,000 tokens
+    first.first_byte(1.0)
+    before = enter(of, long("t", 120), 2.0)
+    at_once = go(of, long("u", 60), 60.0)
+    late = due_at(60.0, 0.1, before.chosen[1], 15_000, 15_000)
+    assert 60.0 < before.due < late
+    assert (at_once.decision.chosen.slot_s, at_once.decision.chosen.wait_s) == (0.0, 0.0)
+    assert at_once.decision.chosen.free_tokens == pytest.approx(20_000, rel=0.01)

@@ -1,6 +1,7 @@
 """The least-squares fit that the curves share."""
 
 from random import Random
+from statistics import mean
 
 import pytest
 from hypothesis import given
@@ -55,3 +56,12 @@ def test_after_a_thousand_alike_an_odd_one_does_not_move_everything() -> None:
     before = list(fit.values)
     fit.observe((1.0, 1.0), 400.0)
     assert fit.values == pytest.approx(before, rel=0.3)
+
+
+def test_a_quarter_of_observations_that_are_late_does_not_make_all_expected_late() -> None:
+    fit, rng = Fit((Coefficient(1.0, 5.0, 1e-3, 100.0),)), Random(8)
+    believed = []
+    for number in range(3000):
+        fit.observe((1.0,), 4.0 * rng.lognormvariate(0, 0.1) * (5.0 if number % 4 == 0 else 1.0))
+        believed.append(fit.values[0])
+    assert mean(believed[1000:]) == pytest.approx(4.0, rel=0.1)
