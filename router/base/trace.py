@@ -4,10 +4,16 @@ Knows no spans and no sampling.
 """
 
 import re
+from binascii import hexlify
 from typing import Final, NamedTuple
+
+from router.base.values import Value
 
 # Of version 00, exactly this; of a later one, this and whatever follows a further dash.
 _TRACEPARENT: Final = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-[!-~]*)?")
+
+TRACE_ID_BYTES: Final = 16
+SPAN_ID_BYTES: Final = 8
 
 _SAMPLED: Final = 0x01
 _RANDOM: Final = 0x02
@@ -33,23 +39,46 @@ class Parent(NamedTuple):
         return bool(self.flags & _SAMPLED)
 
 
-class Trace(NamedTuple):
+class Trace(Value):
     """A turn's place in a trace."""
 
-    trace_id: int
-    span_id: int
-    """The turn's own span; those within it have the ids that follow. At most 2⁶³."""
-    parent_id: int
-    """The client's span; 0 where the trace begins here."""
-    flags: int
-    state: str
-    """The client's `tracestate`; "" where there is none."""
-    sampled: bool
-    """Whether spans are recorded."""
-    told: bytes
-    """Header lines for a replica: all of them where nothing is recorded, else those but `traceparent`."""
-    began: float
-    """When the request was whole, monotonic seconds."""
+    __match_args__ = (
+        "trace_id",
+        "span_id",
+        "parent_id",
+        "flags",
+        "state",
+        "sampled",
+        "told",
+        "began",
+    )
+    __slots__ = __match_args__
+
+    def __init__(
+        self,
+        trace_id: int,
+        span_id: int,
+        parent_id: int,
+        flags: int,
+        state: str,
+        sampled: bool,
+        told: bytes,
+        began: float,
+    ) -> None:
+        self.trace_id: Final = trace_id
+        self.span_id: Final = span_id
+        """The turn's own span; those within it have the ids that follow. At most 2⁶³."""
+        self.parent_id: Final = parent_id
+        """The client's span; 0 where the trace begins here."""
+        self.flags: Final = flags
+        self.state: Final = state
+        """The client's `tracestate`; "" where there is none."""
+        self.sampled: Final = sampled
+        """Whether spans are recorded."""
+        self.told: Final = told
+        """Header lines for a replica: all of them where nothing is recorded, else those but `traceparent`."""
+        self.began: Final = began
+        """When the request was whole, monotonic seconds."""
 
     def wait_id(self) -> int:
         """The id of the span of its wait in the router."""
@@ -90,9 +119,16 @@ def parse_traceparent(value: bytes) -> Parent | None:
     return parent if parent.trace_id and parent.span_id else None
 
 
-def unsampled_lines(trace_id: int, span_id: int, told: bytes = b"") -> bytes:
-    """Header lines that keep a replica from recording what is not recorded here."""
-    return b"traceparent: 00-%032x-%016x-00\r\n" % (trace_id, span_id) + told
+def unsampled(told: bytes) -> Trace:
+    """The place of a turn of which nothing is recorded. Only what its replicas are told says where it is."""
+    return Trace(0, 0, 0, 0, "", False, told, 0.0)
+
+
+def unsampled_line(ids: bytes) -> bytes:
+    """The header line that keeps a replica from recording what is not recorded here. `ids` are the 16 bytes
+    of the trace's and the 8 of the span's."""
+    # Every turn of which nothing is recorded pays for this.
+    return b"traceparent: 00-" + hexlify(ids, b"-", -TRACE_ID_BYTES) + b"-00\r\n"
 
 
 def sampled_flags(parent: Parent | None) -> int:

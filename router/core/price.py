@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple
 
 from router.base.ids import ReplicaId
+from router.base.values import Value
 from router.core.decide import Candidate, Pulls, Source
 from router.core.prices import Prices
 
@@ -37,25 +38,58 @@ _MOST_OF_IT: Final = 0.5
 _HEADROOM: Final = 1.5
 
 
-class Line(NamedTuple):
+class Line(Value):
     """One way to have a turn on one replica. All times are milliseconds, and `price_ms` is their sum."""
 
-    replica: ReplicaId
-    way: Literal["local", "pull", "pair"]
-    """`local`: with what lies there, on the device or the host. `pair`: with what another one computes for
-    it."""
-    source: ReplicaId | None
-    """Whom the rest would be pulled from; `None` for `local`."""
-    pulled_tokens: int
-    wait_ms: float
-    fetch_ms: float
-    compute_ms: float
-    crowd_ms: float
-    displacement_ms: float
-    move_ms: float
-    residue_ms: float
-    risk_ms: float
-    price_ms: float
+    __match_args__ = (
+        "replica",
+        "way",
+        "source",
+        "pulled_tokens",
+        "wait_ms",
+        "fetch_ms",
+        "compute_ms",
+        "crowd_ms",
+        "displacement_ms",
+        "move_ms",
+        "residue_ms",
+        "risk_ms",
+        "price_ms",
+    )
+    __slots__ = __match_args__
+
+    def __init__(
+        self,
+        replica: ReplicaId,
+        way: Literal["local", "pull", "pair"],
+        source: ReplicaId | None,
+        pulled_tokens: int,
+        wait_ms: float,
+        fetch_ms: float,
+        compute_ms: float,
+        crowd_ms: float,
+        displacement_ms: float,
+        move_ms: float,
+        residue_ms: float,
+        risk_ms: float,
+        price_ms: float,
+    ) -> None:
+        self.replica: Final = replica
+        self.way: Final = way
+        """`local`: with what lies there, on the device or the host. `pair`: with what another one computes
+        for it."""
+        self.source: Final = source
+        """Whom the rest would be pulled from; `None` for `local`."""
+        self.pulled_tokens: Final = pulled_tokens
+        self.wait_ms: Final = wait_ms
+        self.fetch_ms: Final = fetch_ms
+        self.compute_ms: Final = compute_ms
+        self.crowd_ms: Final = crowd_ms
+        self.displacement_ms: Final = displacement_ms
+        self.move_ms: Final = move_ms
+        self.residue_ms: Final = residue_ms
+        self.risk_ms: Final = risk_ms
+        self.price_ms: Final = price_ms
 
 
 class Pull(NamedTuple):
@@ -257,11 +291,19 @@ def _line(
     if pull is not None:
         failed = max(wait, pull.deadline_s) + curve.seconds(local, prompt_tokens, shared=company > 0.0)
         risk = (1.0 - pull.chance) * max(0.0, failed - begins - compute)
-    terms = (wait, begins - wait, compute, crowd, displacement, leaving, residue, risk)
+    fetch = begins - wait
     return Line(
         c.replica,
         "local" if pull is None else "pull",
         None if pull is None else pull.source,
         0 if pull is None else pull.tokens,
-        *[_MS * term for term in (*terms, sum(terms))],
+        _MS * wait,
+        _MS * fetch,
+        _MS * compute,
+        _MS * crowd,
+        _MS * displacement,
+        _MS * leaving,
+        _MS * residue,
+        _MS * risk,
+        _MS * (wait + fetch + compute + crowd + displacement + leaving + residue + risk),
     )

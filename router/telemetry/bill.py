@@ -64,14 +64,13 @@ def _options(decision: Decision) -> tuple[Line, ...] | None:
     if decision.pair is None:
         return options
     decodes = decision.pair.decodes
-    return tuple([line._replace(way="pair") if line.replica in decodes else line for line in options])
+    return tuple([line.replace(way="pair") if line.replica in decodes else line for line in options])
 
 
 def _rounded(line: Line) -> dict[str, object]:
     """To the microsecond: more is no news."""
-    return {
-        name: round(value, 3) if isinstance(value, float) else value for name, value in line._asdict().items()
-    }
+    fields = {name: getattr(line, name) for name in line.__match_args__}
+    return {name: round(value, 3) if isinstance(value, float) else value for name, value in fields.items()}
 
 
 def brief_bill(decision: Decision) -> dict[str, object]:

@@ -6,17 +6,15 @@ schema.
 
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
-from functools import lru_cache
 from struct import Struct
 from typing import Final
 
 Value = str | bool | int | float | tuple[str, ...] | tuple[float, ...]
 """Of an attribute. Integers are of 64 bits."""
-Attributes = Sequence[tuple[bytes, Value]]
-"""Keys are made by `key`."""
 
-_FIXED64: Final = Struct("<Q").pack
+_FIXED16: Final = Struct("<H").pack
 _FIXED32: Final = Struct("<I").pack
+_ID: Final = Struct(">Q").pack
 _DOUBLE: Final = Struct("<d").pack
 _TIMES: Final = Struct("<BQBQ").pack
 
@@ -40,15 +38,20 @@ _BOOL: Final = b"\x10"
 _INT: Final = b"\x18"
 _FLOAT: Final = b"\x21"
 _ARRAY: Final = b"\x2a"
+_DOUBLE_ITEM: Final = b"\x0a\x09\x21"  # in an array
 
 # That it is known whether the parent is another process's, and that it is.
 _REMOTE_KNOWN: Final = 0x100
 _REMOTE: Final = 0x200
 
-_KEPT_CHARS: Final = 128
-_MOST_KEPT: Final = 4096
+# What is kept encoded of each key's texts: most keys have a few, and what comes later is written each time.
+_KEPT_BYTES: Final = 256
+_MOST_KEPT: Final = 256
 
-_SHORT: Final = tuple(bytes((number,)) for number in range(0x80))
+_MOST_VARINT: Final = 10
+_DOUBLE_BYTES: Final = 8
+
+_SHORT: Final = tuple([bytes((number,)) for number in range(0x80)])
 
 
 class SpanKind(IntEnum):
@@ -59,9 +62,54 @@ class SpanKind(IntEnum):
     CLIENT = 3
 
 
-def key(name: str) -> bytes:
-    """An attribute's key, encoded once for all that have it."""
-    return _text(_FIRST, name)
+class Key:
+    """An attribute's name, and how attributes of it begin, encoded once for all spans that have it."""
+
+    __slots__ = ("_double", "_kept", "_name", "_numbers", "_true", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name: Final = name
+        self._name: Final = _text(_FIRST, name)
+        # What comes before a number depends on how many bytes it takes.
+        self._numbers: Final = [self._before(_INT, size) for size in range(_MOST_VARINT + 1)]
+        self._double: Final = self._before(_FLOAT, _DOUBLE_BYTES)
+        self._true: Final = self._before(_BOOL, 1) + b"\x01"
+        self._kept: Final[dict[Value, bytes]] = {}
+        """What was written for texts and lists of texts."""
+
+    def write(self, value: Value, parts: list[bytes]) -> None:
+        """Append the attribute, as a field of its span."""
+        if type(value) is str or (isinstance(value, tuple) and value and type(value[0]) is str):
+            written = self._kept.get(value)
+            parts.append(written if written is not None else self._keep(value))
+        elif type(value) is float:
+            parts.append(self._double)
+            parts.append(_DOUBLE(value))
+        elif value is True:
+            parts.append(self._true)
+        elif isinstance(value, int) and value is not False:
+            number = _varint(value)
+            parts.append(self._numbers[len(number)])
+            parts.append(number)
+        else:
+            parts.append(self._whole(_value(value)))
+
+    def _before(self, tag: bytes, size: int) -> bytes:
+        """An attribute up to its value's content of so many bytes, `tag` being of its type."""
+        whole = self._whole(tag + bytes(size))
+        return whole[: len(whole) - size]
+
+    def _keep(self, value: Value) -> bytes:
+        written = self._whole(_value(value))
+        if len(written) <= _KEPT_BYTES and len(self._kept) < _MOST_KEPT:
+            self._kept[value] = written
+        return written
+
+    def _whole(self, value: bytes) -> bytes:
+        return _field(_SPAN_ATTRIBUTE, self._name + _field(_SECOND, value))
+
+
+Attributes = Sequence[tuple[Key, Value]]
 
 
 def span(
@@ -84,23 +132,24 @@ def span(
         _SPAN_TRACE_ID,
         trace_id.to_bytes(16, "big"),
         _SPAN_ID,
-        span_id.to_bytes(8, "big"),
+        _ID(span_id),
     ]
     if state:
         parts.append(_text(_SPAN_STATE, state))
     if parent_id:
-        parts += (_SPAN_PARENT, parent_id.to_bytes(8, "big"))
+        parts.append(_SPAN_PARENT)
+        parts.append(_ID(parent_id))
     parts.append(_text(_SPAN_NAME, name))
-    parts += (_SPAN_KIND, _SHORT[kind], _TIMES(_SPAN_START, start_ns, _SPAN_END, end_ns))
-    for name_bytes, value in attributes:
-        if type(value) is str and len(value) <= _KEPT_CHARS:
-            parts.append(_kept(name_bytes, value))
-        else:
-            parts.append(_field(_SPAN_ATTRIBUTE, name_bytes + _field(_SECOND, _value(value))))
+    parts.append(_SPAN_KIND)
+    parts.append(_SHORT[kind])
+    parts.append(_TIMES(_SPAN_START, start_ns, _SPAN_END, end_ns))
+    for key, value in attributes:
+        key.write(value, parts)
     if failed:
         parts.append(_SPAN_ERROR)
     remote = _REMOTE if remote_parent and parent_id else 0
-    parts += (_SPAN_FLAGS, _FIXED32(flags | _REMOTE_KNOWN | remote))
+    parts.append(_SPAN_FLAGS)
+    parts.append(_FIXED32(flags | _REMOTE_KNOWN | remote))
     return _field(_SECOND, b"".join(parts))
 
 
@@ -111,7 +160,7 @@ class Envelope:
 
     def __init__(self, resource: Iterable[tuple[str, Value]], scope: str, version: str) -> None:
         attributes = b"".join(
-            _field(_FIRST, key(name) + _field(_SECOND, _value(value))) for name, value in resource
+            _field(_FIRST, _text(_FIRST, name) + _field(_SECOND, _value(value))) for name, value in resource
         )
         self._resource = _field(_FIRST, attributes)
         self._scope = _field(_FIRST, _text(_FIRST, scope) + _text(_SECOND, version))
@@ -129,12 +178,6 @@ def rejected_spans(answer: bytes) -> int:
     partial = _find(answer, 1, _LENGTH)
     rejected = _find(partial, 1, _NUMBER) if isinstance(partial, bytes) else None
     return rejected if isinstance(rejected, int) and rejected < 1 << 63 else 0
-
-
-@lru_cache(maxsize=_MOST_KEPT)
-def _kept(name: bytes, value: str) -> bytes:
-    """An attribute, encoded once for all spans that have it: most texts are one of few."""
-    return _field(_SPAN_ATTRIBUTE, name + _field(_SECOND, _text(_FIRST, value)))
 
 
 def _field(tag: bytes, content: bytes) -> bytes:
@@ -156,8 +199,10 @@ def _value(value: Value) -> bytes:
     if isinstance(value, bool):
         return _BOOL + _SHORT[value]
     if isinstance(value, int):
-        return _INT + _varint(value & _MASK64)
+        return _INT + _varint(value)
     if isinstance(value, tuple):
+        if value and type(value[0]) is float:
+            return _field(_ARRAY, b"".join([_DOUBLE_ITEM + _DOUBLE(each) for each in value]))
         return _field(_ARRAY, b"".join([_field(_FIRST, _value(each)) for each in value]))
     if isinstance(value, str):
         return _text(_FIRST, value)
@@ -165,6 +210,12 @@ def _value(value: Value) -> bytes:
 
 
 def _varint(number: int) -> bytes:
+    """Seven bits a byte, the last first. A negative number as one of 64 bits."""
+    if 0 <= number < 0x80:
+        return _SHORT[number]
+    if 0 < number < 0x4000:
+        return _FIXED16(number & 0x7F | 0x80 | number >> 7 << 8)
+    number &= _MASK64
     written = bytearray()
     while number > 0x7F:
         written.append(number & 0x7F | 0x80)

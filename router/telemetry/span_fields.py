@@ -15,9 +15,9 @@ from router.base.errors import ErrorKind
 from router.base.ids import OPEN_TENANT, ReplicaId
 from router.core.decide import Candidate, Decision
 from router.core.observe import FAILURES, Ended, Outcome, Prefilled, Usage, WaitEnd
-from router.core.price import Line, lines, local_s
+from router.core.price import lines, local_s
 from router.core.request import Turn
-from router.telemetry.otlp import Value, key
+from router.telemetry.otlp import Key, Value
 
 _OPERATIONS: Final = {
     "/v1/chat/completions": "chat",
@@ -52,54 +52,58 @@ _MOST_CHARS: Final = 128
 # The bill of hundreds of replicas is no reading. Chosen and home are always in it.
 _CHEAPEST: Final = 4
 
+_COMPLETED: Final = Outcome.COMPLETED
 _FAILED_WAITS: Final = frozenset({WaitEnd.EXPIRED, WaitEnd.PUSHED_OUT, WaitEnd.NO_REPLICA})
 
-_ERROR_TYPE: Final = key("error.type")
-_CONVERSATION: Final = key("gen_ai.conversation.id")
-_OPERATION: Final = key("gen_ai.operation.name")
-_PROVIDER_NAME: Final = key("gen_ai.provider.name")
-_MODEL: Final = key("gen_ai.request.model")
-_STREAM: Final = key("gen_ai.request.stream")
-_FIRST_CHUNK: Final = key("gen_ai.response.time_to_first_chunk")
-_CACHE_READ: Final = key("gen_ai.usage.cache_read.input_tokens")
-_INPUT: Final = key("gen_ai.usage.input_tokens")
-_OUTPUT: Final = key("gen_ai.usage.output_tokens")
-_METHOD: Final = key("http.request.method")
-_STATUS: Final = key("http.response.status_code")
-_ROUTE: Final = key("http.route")
-_ADDRESS: Final = key("server.address")
-_PORT: Final = key("server.port")
+_ERROR_TYPE: Final = Key("error.type")
+_CONVERSATION: Final = Key("gen_ai.conversation.id")
+_OPERATION: Final = Key("gen_ai.operation.name")
+_PROVIDER_NAME: Final = Key("gen_ai.provider.name")
+_MODEL: Final = Key("gen_ai.request.model")
+_STREAM: Final = Key("gen_ai.request.stream")
+_FIRST_CHUNK: Final = Key("gen_ai.response.time_to_first_chunk")
+_CACHE_READ: Final = Key("gen_ai.usage.cache_read.input_tokens")
+_INPUT: Final = Key("gen_ai.usage.input_tokens")
+_OUTPUT: Final = Key("gen_ai.usage.output_tokens")
+_METHOD: Final = Key("http.request.method")
+_STATUS: Final = Key("http.response.status_code")
+_ROUTE: Final = Key("http.route")
+_ADDRESS: Final = Key("server.address")
+_PORT: Final = Key("server.port")
 
-_ATTEMPT: Final = key("homing.attempt")
-_ATTEMPTS: Final = key("homing.attempts")
-_BILL_PRICES: Final = key("homing.bill.prices_ms")
-_BILL_REPLICAS: Final = key("homing.bill.replicas")
-_BILL_WAYS: Final = key("homing.bill.ways")
-_CANDIDATES: Final = key("homing.candidates")
-_HOME: Final = key("homing.home")
-_KIND: Final = key("homing.kind")
-_OUTCOME: Final = key("homing.outcome")
-_POLICY: Final = key("homing.policy")
-_PREDICTED: Final = key("homing.predicted.cached_tokens")
-_ESTIMATED: Final = key("homing.predicted.prompt_tokens")
-_PRICE: Final = key("homing.price")
-_PULL_SOURCE: Final = key("homing.pull.source")
-_PULL_TOKENS: Final = key("homing.pull.tokens")
-_REASON: Final = key("homing.reason")
-_REPLICA: Final = key("homing.replica")
-_SESSION: Final = key("homing.session")
-_SESSION_SOURCE: Final = key("homing.session.source")
-_TENANT: Final = key("homing.tenant")
-_WAITED: Final = key("homing.waited_ms")
-_WAIT_END: Final = key("homing.wait.end")
-_TERMS: Final = tuple(
-    (name, key(f"homing.price.{name}"))
-    for name in Line._fields
-    if name.endswith("_ms") and name != "price_ms"
-)
-_PRICE_MS: Final = key("homing.price.total_ms")
+_ATTEMPT: Final = Key("homing.attempt")
+_ATTEMPTS: Final = Key("homing.attempts")
+_BILL_PRICES: Final = Key("homing.bill.prices_ms")
+_BILL_REPLICAS: Final = Key("homing.bill.replicas")
+_BILL_WAYS: Final = Key("homing.bill.ways")
+_CANDIDATES: Final = Key("homing.candidates")
+_HOME: Final = Key("homing.home")
+_KIND: Final = Key("homing.kind")
+_OUTCOME: Final = Key("homing.outcome")
+_POLICY: Final = Key("homing.policy")
+_PREDICTED: Final = Key("homing.predicted.cached_tokens")
+_ESTIMATED: Final = Key("homing.predicted.prompt_tokens")
+_PRICE: Final = Key("homing.price")
+_PULL_SOURCE: Final = Key("homing.pull.source")
+_PULL_TOKENS: Final = Key("homing.pull.tokens")
+_REASON: Final = Key("homing.reason")
+_REPLICA: Final = Key("homing.replica")
+_SESSION: Final = Key("homing.session")
+_SESSION_SOURCE: Final = Key("homing.session.source")
+_TENANT: Final = Key("homing.tenant")
+_WAITED: Final = Key("homing.waited_ms")
+_WAIT_END: Final = Key("homing.wait.end")
+_PRICE_MS: Final = Key("homing.price.total_ms")
+_WAIT_MS: Final = Key("homing.price.wait_ms")
+_FETCH_MS: Final = Key("homing.price.fetch_ms")
+_COMPUTE_MS: Final = Key("homing.price.compute_ms")
+_CROWD_MS: Final = Key("homing.price.crowd_ms")
+_DISPLACEMENT_MS: Final = Key("homing.price.displacement_ms")
+_MOVE_MS: Final = Key("homing.price.move_ms")
+_RESIDUE_MS: Final = Key("homing.price.residue_ms")
+_RISK_MS: Final = Key("homing.price.risk_ms")
 
-Fields = list[tuple[bytes, Value]]
+Fields = list[tuple[Key, Value]]
 
 
 def route_of(path: str) -> str:
@@ -133,33 +137,39 @@ def turn_fields(
     if status:
         fields.append((_STATUS, status))
     if refused is not None:
-        fields.append((_ERROR_TYPE, refused.value))
-    elif outcome in FAILURES:
+        fields.append((_ERROR_TYPE, refused._value_))
+    elif has_failed(outcome):
         assert outcome is not None
-        fields.append((_ERROR_TYPE, outcome.value))
+        fields.append((_ERROR_TYPE, outcome._value_))
     if turn.session is not None:
         fields += ((_SESSION, turn.session), (_SESSION_SOURCE, turn.session_source))
     if turn.tenant != OPEN_TENANT:
         fields.append((_TENANT, tenant(turn.tenant)))
     if decision is not None:
         fields += (
-            (_KIND, decision.kind.value),
+            (_KIND, decision.kind._value_),
             (_REPLICA, decision.replica),
             (_ATTEMPTS, decision.attempt + 1),
         )
     return fields
 
 
+def has_failed(outcome: Outcome | None) -> bool:
+    """Whether an attempt's end was a failure."""
+    # The enumeration's hash is slow, and this is how nearly all end.
+    return outcome is not _COMPLETED and outcome in FAILURES
+
+
 def turn_failed(status: int, refused: ErrorKind | None, outcome: Outcome | None) -> bool:
     """Whether the turn's span is marked as failed: for whatever is not the client's doing."""
-    return status >= 500 or outcome in FAILURES or (refused is not None and status < 400)
+    return status >= 500 or has_failed(outcome) or (refused is not None and status < 400)
 
 
 def wait_fields(waited_s: float, end: WaitEnd) -> Fields:
     """A turn's wait in the router."""
-    fields: Fields = [(_WAITED, waited_s * 1000.0), (_WAIT_END, end.value)]
+    fields: Fields = [(_WAITED, waited_s * 1000.0), (_WAIT_END, end._value_)]
     if wait_failed(end):
-        fields.append((_ERROR_TYPE, end.value))
+        fields.append((_ERROR_TYPE, end._value_))
     return fields
 
 
@@ -178,9 +188,9 @@ def _add_end(fields: Fields, outcome: Outcome, usage: Usage | None) -> None:
         ):
             if count is not None:
                 fields.append((name, count))
-    fields.append((_OUTCOME, outcome.value))
-    if outcome in FAILURES:
-        fields.append((_ERROR_TYPE, outcome.value))
+    fields.append((_OUTCOME, outcome._value_))
+    if has_failed(outcome):
+        fields.append((_ERROR_TYPE, outcome._value_))
 
 
 def attempt_fields(ended: Ended, url: str | None) -> Fields:
@@ -205,7 +215,7 @@ def attempt_fields(ended: Ended, url: str | None) -> Fields:
     _add_end(fields, outcome, usage)
     fields += (
         (_REPLICA, decision.replica),
-        (_KIND, decision.kind.value),
+        (_KIND, decision.kind._value_),
         (_REASON, decision.reason),
         (_POLICY, decision.policy),
         (_ATTEMPT, decision.attempt),
@@ -266,12 +276,23 @@ def _bill(decision: Decision) -> Fields:
     for option in options:
         if option.replica == decision.replica and option.way == way:
             fields.append((_PRICE_MS, option.price_ms))
-            # Most terms are nothing most of the time.
-            fields += [(name, term) for field, name in _TERMS if (term := getattr(option, field))]
+            for name, term in (
+                (_WAIT_MS, option.wait_ms),
+                (_FETCH_MS, option.fetch_ms),
+                (_COMPUTE_MS, option.compute_ms),
+                (_CROWD_MS, option.crowd_ms),
+                (_DISPLACEMENT_MS, option.displacement_ms),
+                (_MOVE_MS, option.move_ms),
+                (_RESIDUE_MS, option.residue_ms),
+                (_RISK_MS, option.risk_ms),
+            ):
+                # Most terms are nothing most of the time.
+                if term:
+                    fields.append((name, term))
     fields += (
-        (_BILL_REPLICAS, tuple(option.replica for option in options)),
-        (_BILL_WAYS, tuple(option.way for option in options)),
-        (_BILL_PRICES, tuple(option.price_ms for option in options)),
+        (_BILL_REPLICAS, tuple([option.replica for option in options])),
+        (_BILL_WAYS, tuple([option.way for option in options])),
+        (_BILL_PRICES, tuple([option.price_ms for option in options])),
     )
     return fields
 

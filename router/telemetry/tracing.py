@@ -16,9 +16,17 @@ from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
 
 import router
 from router.base.errors import ErrorKind
-from router.base.trace import Trace, parse_traceparent, sampled_flags, unsampled_lines
+from router.base.trace import (
+    SPAN_ID_BYTES,
+    TRACE_ID_BYTES,
+    Trace,
+    parse_traceparent,
+    sampled_flags,
+    unsampled,
+    unsampled_line,
+)
 from router.core.decide import Decision
-from router.core.observe import FAILURES, Ended, Outcome, Prefilled, WaitEnd
+from router.core.observe import Ended, Outcome, Prefilled, WaitEnd
 from router.core.observer import Silent
 from router.core.request import Turn
 from router.telemetry.otlp import Attributes, SpanKind, Value, span
@@ -26,6 +34,7 @@ from router.telemetry.span_fields import (
     UrlOf,
     attempt_fields,
     attempt_name,
+    has_failed,
     prefill_fields,
     prefill_name,
     route_of,
@@ -38,6 +47,13 @@ from router.telemetry.tenants import tenant_names
 
 _NS: Final = 1e9
 _MASK64: Final = (1 << 64) - 1
+
+_IDS_BYTES: Final = TRACE_ID_BYTES + SPAN_ID_BYTES
+_HALF: Final = TRACE_ID_BYTES // 2
+# Neither of a trace's ids and its first span's may be 0, which the last bit of each rules out.
+_NOT_ZERO: Final = 1 << 8 * SPAN_ID_BYTES | 1
+# A span's own id leaves room for those that follow it.
+_SPAN_MASK: Final = (1 << 63) - 1
 
 
 class Sink(Protocol):
@@ -62,7 +78,17 @@ def resource_attributes() -> list[tuple[str, Value]]:
 class Tracing(Silent):
     """An `Observer`. `now` is the engine's clock, `wall_ns` Unix nanoseconds."""
 
-    __slots__ = ("_bound", "_follow", "_now", "_random", "_sink", "_tenant", "_url_of", "_wall_ns")
+    __slots__ = (
+        "_bound",
+        "_bound_bytes",
+        "_follow",
+        "_now",
+        "_random",
+        "_sink",
+        "_tenant",
+        "_url_of",
+        "_wall_ns",
+    )
 
     def __init__(
         self,
@@ -82,6 +108,8 @@ class Tracing(Silent):
         self._sink = sink
         # The SDK's own, so that whoever samples by trace id beside us picks the same.
         self._bound = TraceIdRatioBased.get_bound_for_rate(sample)
+        # As the second half of a trace id is compared with it; beyond all of them where each is recorded.
+        self._bound_bytes = self._bound.to_bytes(_HALF, "big") if self._bound <= _MASK64 else b"\xff" * 9
         self._follow = follow
         self._tenant = tenant_names(secret)
         self._url_of = url_of
@@ -91,14 +119,14 @@ class Tracing(Silent):
 
     def begin(self, traceparent: bytes | None, tracestate: bytes) -> Trace:
         """A turn's place in the trace that its headers name, or in one of its own."""
-        began = self._now()
         parent = parse_traceparent(traceparent) if traceparent is not None else None
         if parent is None:
-            bits = self._random(191)
-            trace_id, span_id = (bits >> 63) or 1, (bits & (1 << 63) - 1) + 1
-            if trace_id & _MASK64 < self._bound:
-                return Trace(trace_id, span_id, 0, sampled_flags(None), "", True, b"", began)
-            return Trace(trace_id, span_id, 0, 0, "", False, unsampled_lines(trace_id, span_id), began)
+            bits = self._random(8 * _IDS_BYTES) | _NOT_ZERO
+            ids = bits.to_bytes(_IDS_BYTES, "big")
+            if ids[_HALF:TRACE_ID_BYTES] >= self._bound_bytes:
+                return unsampled(unsampled_line(ids))
+            trace_id, span_id = bits >> 8 * SPAN_ID_BYTES, bits & _SPAN_MASK
+            return Trace(trace_id, span_id, 0, sampled_flags(None), "", True, b"", self._now())
         state = b"tracestate: %b\r\n" % tracestate if tracestate else b""
         if parent.sampled if self._follow else parent.trace_id & _MASK64 < self._bound:
             return Trace(
@@ -109,12 +137,12 @@ class Tracing(Silent):
                 tracestate.decode("latin-1"),
                 True,
                 state,
-                began,
+                self._now(),
             )
         # Nothing of ours stands between the client and the replica. Another flag needs another id.
         span_id = self._random(63) + 1 if parent.sampled else parent.span_id
-        told = unsampled_lines(parent.trace_id, span_id, state)
-        return Trace(parent.trace_id, span_id, parent.span_id, 0, "", False, told, began)
+        ids = (parent.trace_id << 8 * SPAN_ID_BYTES | span_id).to_bytes(_IDS_BYTES, "big")
+        return unsampled(unsampled_line(ids) + state)
 
     def over(
         self,
@@ -179,7 +207,7 @@ class Tracing(Silent):
             parent_id=trace.span_id,
             took_s=ended.duration_s,
             fields=attempt_fields(ended, self._url_of(decision.replica)),
-            failed=ended.outcome in FAILURES,
+            failed=has_failed(ended.outcome),
         )
 
     def on_prefilled(self, prefilled: Prefilled) -> None:
@@ -194,7 +222,7 @@ class Tracing(Silent):
             parent_id=trace.attempt_id(prefilled.decision.attempt),
             took_s=prefilled.duration_s,
             fields=prefill_fields(prefilled, self._url_of(prefilled.replica)),
-            failed=prefilled.outcome in FAILURES,
+            failed=has_failed(prefilled.outcome),
         )
 
     def _record(

@@ -1,6 +1,6 @@
 import pytest
 
-from router.base.trace import Parent, Trace, parse_traceparent, sampled_flags, unsampled_lines
+from router.base.trace import Parent, Trace, parse_traceparent, sampled_flags, unsampled, unsampled_line
 
 TRACE = 0x4BF92F3577B34DA6A3CE929D0E0E4736
 SPAN = 0x00F067AA0BA902B7
@@ -8,7 +8,7 @@ GOOD = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-"
 
 
 def make(**more: object) -> Trace:
-    return Trace(TRACE, 0x10, SPAN, 1, "a=1", True, b"tracestate: a=1\r\n", 0.0)._replace(**more)
+    return Trace(TRACE, 0x10, SPAN, 1, "a=1", True, b"tracestate: a=1\r\n", 0.0).replace(**more)
 
 
 @pytest.mark.parametrize(
@@ -77,10 +77,11 @@ def test_what_is_written_is_read_again():
 
 
 def test_a_turn_that_is_not_recorded_tells_the_same_of_each_attempt():
-    told = unsampled_lines(TRACE, SPAN, b"tracestate: a=1\r\n")
-    assert told == b"traceparent: " + GOOD + b"00\r\ntracestate: a=1\r\n"
-    trace = make(sampled=False, told=told)
-    assert trace.lines(0) == trace.lines(1) == told
+    line = unsampled_line(TRACE.to_bytes(16, "big") + SPAN.to_bytes(8, "big"))
+    assert line == b"traceparent: " + GOOD + b"00\r\n"
+    trace = unsampled(line + b"tracestate: a=1\r\n")
+    assert not trace.sampled
+    assert trace.lines(0) == trace.lines(1) == trace.prefill_lines(0) == trace.told
 
 
 def test_a_clients_trace_id_keeps_its_mark_of_being_random():

@@ -11,7 +11,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from support.collector import plain
 
-from router.telemetry.otlp import Envelope, SpanKind, key, rejected_spans, span
+from router.telemetry.otlp import Envelope, Key, SpanKind, rejected_spans, span
 
 NUMBERS = st.integers(-(1 << 63), (1 << 63) - 1)
 FLOATS = st.floats(allow_nan=False)
@@ -80,7 +80,7 @@ def test_what_is_written_is_what_the_schema_reads(
             state=text,
             start_ns=times[0],
             end_ns=times[1],
-            attributes=[(key(name), value) for name, value in attributes],
+            attributes=[(Key(name), value) for name, value in attributes],
             failed=False,
         )
     )
@@ -126,7 +126,7 @@ def test_a_subclass_of_text_or_number_is_what_it_is():
     class Real(float):
         __slots__ = ()
 
-    one = only(write(attributes=[(key("a"), Text("x")), (key("b"), Real(1.5))]))
+    one = only(write(attributes=[(Key("a"), Text("x")), (Key("b"), Real(1.5))]))
     assert [plain(attribute.value) for attribute in one.attributes] == ["x", 1.5]
 
 

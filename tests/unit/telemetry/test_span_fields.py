@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 import pytest
-from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from opentelemetry.semconv.attributes import error_attributes, http_attributes, server_attributes
 
@@ -15,7 +14,7 @@ from router.core.observe import Ended, Outcome, Usage, WaitEnd
 from router.core.price import Prices, Pull, lines
 from router.core.request import EMPTY_CHAIN, Turn
 from router.telemetry import span_fields
-from router.telemetry.otlp import Value
+from router.telemetry.otlp import Key, Value
 from router.telemetry.span_fields import (
     attempt_fields,
     attempt_name,
@@ -49,14 +48,9 @@ def ended(made: Decision, outcome: Outcome = Outcome.COMPLETED, **more: object) 
 
 
 def of(fields: span_fields.Fields) -> dict[str, Value]:
-    found = {name_of(encoded): value for encoded, value in fields}
+    found = {key.name: value for key, value in fields}
     assert len(found) == len(fields), "a key is there twice"
     return found
-
-
-def name_of(encoded: bytes) -> str:
-    """A key as it is written is the first field of a `KeyValue`."""
-    return KeyValue.FromString(encoded).key
 
 
 def of_turn(turn: Turn = TURN, **more: object) -> dict[str, Value]:
@@ -71,8 +65,7 @@ def of_turn(turn: Turn = TURN, **more: object) -> dict[str, Value]:
 
 
 def all_names() -> set[str]:
-    keys = {name_of(value) for value in vars(span_fields).values() if isinstance(value, bytes)}
-    return keys | {name_of(encoded) for _, encoded in span_fields._TERMS}
+    return {value.name for value in vars(span_fields).values() if isinstance(value, Key)}
 
 
 def test_the_document_describes_every_attribute_and_no_other() -> None:

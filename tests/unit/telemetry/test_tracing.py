@@ -8,7 +8,7 @@ from support.collector import Seen, decoded
 
 from router.base.errors import ErrorKind
 from router.base.ids import OPEN_TENANT, ReplicaId
-from router.base.trace import Trace
+from router.base.trace import Trace, parse_traceparent
 from router.core.decide import Kind
 from router.core.observe import Outcome, Prefilled, Usage, WaitEnd
 from router.telemetry.otlp import Envelope
@@ -46,10 +46,37 @@ def test_a_share_of_the_traces_that_begin_here_is_recorded() -> None:
     made = Made(0.25)
     traces = [made.tracing.begin(None, b"") for _ in range(4000)]
     assert sum(trace.sampled for trace in traces) == pytest.approx(1000, abs=120)
-    assert len({trace.trace_id for trace in traces}) == 4000
-    assert all(0 < trace.span_id <= 1 << 63 and 0 < trace.trace_id < 1 << 128 for trace in traces)
-    for trace in traces:
-        assert trace.lines(0).endswith(b"-01\r\n" if trace.sampled else b"-00\r\n")
+    told = [parse_traceparent(trace.lines(0).partition(b": ")[2]) for trace in traces]
+    assert len({parent.trace_id for parent in told if parent is not None}) == 4000
+    assert len({parent.span_id for parent in told if parent is not None}) == 4000
+    for trace, parent in zip(traces, told, strict=True):
+        assert parent is not None
+        assert parent.sampled is trace.sampled
+        # Whoever samples by the same share decides the same.
+        assert trace.sampled is (parent.trace_id % (1 << 64) < 0.25 * (1 << 64))
+        if trace.sampled:
+            assert 0 < trace.span_id <= 1 << 63
+            assert (parent.trace_id, parent.span_id) == (trace.trace_id, trace.attempt_id(0))
+
+
+class Worst(Random):
+    """All ones, or all zeros."""
+
+    def __init__(self, bit: int) -> None:
+        super().__init__()
+        self.getrandbits = lambda size: ((1 << size) - 1) * bit  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("bit", [0, 1])
+@pytest.mark.parametrize("sample", [0.0, 1.0])
+def test_no_id_is_0_or_beyond_its_bounds_whatever_chance_says(bit, sample):
+    made = Made(sample)
+    made.tracing._random = Worst(bit).getrandbits
+    trace = made.tracing.begin(None, b"")
+    told = parse_traceparent(trace.lines(0).partition(b": ")[2])
+    assert told is not None
+    assert trace.sampled is told.sampled is (sample == 1.0)
+    assert trace.prefill_id(9) < 1 << 64
 
 
 @pytest.mark.parametrize(("sample", "recorded"), [(0.0, 0), (1.0, 500)])
@@ -72,10 +99,10 @@ def test_a_client_that_says_is_followed(flags, sampled):
     made = Made(0.0 if sampled else 1.0)
     trace = made.tracing.begin(CLIENT + flags, b"a=1")
     assert trace.sampled is sampled
-    assert trace.parent_id == 0x00F067AA0BA902B7
     line, state, _ = trace.lines(0).split(b"\r\n")
     assert state == b"tracestate: a=1"
     if sampled:
+        assert trace.parent_id == 0x00F067AA0BA902B7
         assert line == b"traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-%016x-01" % trace.attempt_id(0)
     else:
         # Nothing of ours stands in between.
