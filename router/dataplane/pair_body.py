@@ -10,6 +10,7 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from router.core.observe import Usage
+from router.dataplane.abridged import Abridged, abridged
 from router.dataplane.answer_facts import INTERNAL, is_null, text_of, usage_of
 from router.dataplane.dialects import Dialect
 from router.dataplane.schemas import PairAnswer, PairHead, PairMessage
@@ -61,7 +62,7 @@ class Told(NamedTuple):
     """Of the blocks that it keeps."""
     prompt_ids: bytes | None
     reply_ids: bytes | None
-    """Each a JSON list; `None` where it does not say."""
+    """Each a list, sound or not; `None` where it does not say."""
     usage: Usage | None = None
     response_id: str | None = None
     """Of the stored response (Responses only)."""
@@ -127,11 +128,11 @@ def decode_parts(
     return inserted(parts, member)
 
 
-def told(dialect: Dialect | None, body: bytes) -> Told:
+def told(dialect: Dialect | None, body: Abridged) -> Told:
     """What a whole answer tells of what its replica keeps, and of its tokens; and what any answer tells, so
-    that one with thousands of token ids is read once."""
+    that it is read once."""
     try:
-        answer = _ANSWER.decode(body)
+        answer = _ANSWER.decode(body.text)
     except (msgspec.DecodeError, RecursionError):
         return Told(None, None, None)
     params, prompt, reply = answer.kv_transfer_params, answer.prompt_token_ids, answer.token_ids
@@ -141,32 +142,34 @@ def told(dialect: Dialect | None, body: bytes) -> Told:
         # Completions tell the prompt's with the choice.
         prompt = prompt if not _is_absent(prompt) else choices[0].prompt_token_ids
     response_id = text_of(answer.id) if dialect is Dialect.RESPONSES else None
-    return Told(_given(params), _given(prompt), _given(reply), usage_of(answer.usage), response_id)
+    return Told(_given(params), _ids(prompt, body), _ids(reply, body), usage_of(answer.usage), response_id)
 
 
 def rendered_ids(body: bytes) -> bytes | None:
     """The prompt's token ids in the answer of a `/render` endpoint, which is one object or a list of one."""
+    brief = abridged(body)
     try:
-        if body.lstrip()[:1] == b"[":
-            [one] = _RENDERED.decode(body)
+        if brief.text.lstrip()[:1] == b"[":
+            [one] = _RENDERED.decode(brief.text)
         else:
-            one = _ANSWER.decode(body)
+            one = _ANSWER.decode(brief.text)
     except (msgspec.DecodeError, ValueError, RecursionError):
         return None
-    return _given(one.token_ids)
+    return _ids(one.token_ids, brief)
 
 
 _RENDERED: Final = msgspec.json.Decoder(list[PairAnswer])
 
 
-def shown(body: bytes, *, ids: bool) -> bytes:
+def shown(answer: Abridged, *, ids: bool) -> bytes:
     """A whole answer as its client is to see it: null where the engine writes null unless it was asked, as
     the router did. `ids`: the client asked for token ids, too. What is no JSON object stays as it is."""
+    body = answer.text
     edits = []
     try:
         found = members(body)
     except (msgspec.DecodeError, RecursionError):
-        return body
+        return answer.restored(body)
     for one in found:
         if one.key in INTERNAL or (one.key in _IDS and not ids):
             edits.append((one.value, one.end, b"null"))
@@ -179,7 +182,7 @@ def shown(body: bytes, *, ids: bool) -> bytes:
                 for inner in members(body[start:end])
                 if inner.key in _IDS
             ]
-    return b"".join(edited(body, edits))
+    return answer.restored(b"".join(edited(body, edits)))
 
 
 def _is_text(messages: bytes) -> bool:
@@ -200,6 +203,11 @@ _MESSAGES: Final = msgspec.json.Decoder(list[PairMessage])
 
 def _is_absent(value: Raw | UnsetType) -> bool:
     return value is UNSET or is_null(value)
+
+
+def _ids(value: Raw | UnsetType, body: Abridged) -> bytes | None:
+    given = _given(value)
+    return body.restored(given) if given is not None else None
 
 
 def _given(value: Raw | UnsetType) -> bytes | None:

@@ -22,6 +22,7 @@ from router.core.pairbook import PairEnd, Unclaimed, Unreturned
 from router.core.plan import PairRules
 from router.core.ticket import Ticket
 from router.core.token_ids import TokenIds
+from router.dataplane.abridged import abridged
 from router.dataplane.call import Call, CallError, Reply
 from router.dataplane.pair_body import (
     PairBody,
@@ -234,7 +235,7 @@ class Pairs:
         if reply.status >= 400:
             leg.end(Outcome.CLIENT_ERROR, now)
             return f"answered with status {reply.status}"
-        said = told(routed.dialect, reply.body)
+        said = told(routed.dialect, abridged(reply.body))
         usage = said.usage
         if said.params is None or not is_handed(said.params):
             leg.end(Outcome.COMPLETED, now, usage)
@@ -353,7 +354,8 @@ class Pairs:
     ) -> tuple[bytes, Usage | None, str | None]:
         """Take note of decode's whole answer. Returns what of it goes to the client, the usage of both
         replicas, and the id of the stored response (Responses only)."""
-        said = told(routed.dialect, raw)
+        brief = abridged(raw)
+        said = told(routed.dialect, brief)
         if said.params is not None:
             reply = _ids(said.reply_ids)
             ids = handoff.ids + reply if handoff.ids is not None and reply is not None else None
@@ -361,7 +363,7 @@ class Pairs:
             self._compare(handoff, routed, ticket, said.prompt_ids)
         else:
             self._engine.pairs.unclaimed[Unclaimed.NOT_OFFERED] += 1
-        answer = shown(raw, ids=handoff.body.asks_ids)
+        answer = shown(brief, ids=handoff.body.asks_ids)
         if handoff.whole:
             assert routed.dialect is not None
             answer = restreamed(routed.dialect, answer, usage=not routed.hide_usage)

@@ -4,7 +4,6 @@ vLLM checks nothing of them: what does not add up ends an engine, and what does 
 wrong blocks. So nothing is passed on here that is not as it is known. Knows no connections and no sessions.
 """
 
-import json
 from typing import Final, NamedTuple
 
 import msgspec
@@ -58,7 +57,7 @@ def trimmed(raw: bytes, tokens: int, block_tokens: int) -> bytes:
     # To let go of blocks, all are named, and none is fetched.
     groups = [group[:blocks] if tokens else group for group in params.remote_block_ids]
     instead = {
-        "remote_block_ids": json.dumps(groups, separators=(",", ":")).encode("ascii"),
+        "remote_block_ids": msgspec.json.encode(groups),
         "remote_num_tokens": b"%d" % tokens,
     }
     edits = [(one.value, one.end, instead[one.key]) for one in members(raw) if one.key in instead]

@@ -38,11 +38,11 @@ TURNS = 3
 PREFILLS = ("p0", "p1")
 
 
-async def replica(stack: AsyncExitStack, name: str) -> str:
-    """Start a simulated replica; its URL."""
+async def replica(stack: AsyncExitStack, name: str, kv_tokens: int) -> str:
+    """Start a simulated replica with so much KV; its URL."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "router.cli", "engine", "--port", "0", "--name", name),
-        *("--prefill-tps", "200000", "--decode-tps", "2000"),
+        *("--prefill-tps", "200000", "--decode-tps", "2000", "--kv-tokens", str(kv_tokens)),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
@@ -98,7 +98,10 @@ async def measure(tokens: int, sessions: int) -> dict[str, list[float]]:
     """Milliseconds of each turn, by the kind of its decision."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        urls = {name: await replica(stack, name) for name in (*PREFILLS, "d0")}
+        # Decode holds the last turn of each session until the end. Replicas are not looked at here, so it
+        # would have nobody to tell that it is full.
+        kv_tokens = 4 * tokens * (sessions + 1)
+        urls = {name: await replica(stack, name, kv_tokens) for name in (*PREFILLS, "d0")}
         settings = load(folder, urls)
         made = Router(settings.loaded, settings.secrets, rng=Random(1), environ={})
         stack.push_async_callback(made.close)

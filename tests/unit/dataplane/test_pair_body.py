@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from router.core.observe import Usage
+from router.dataplane.abridged import abridged
 from router.dataplane.dialects import Dialect
 from router.dataplane.pair_body import (
     PairBody,
@@ -115,7 +116,7 @@ ANSWER: dict[str, Any] = {
 
 
 def test_a_whole_answer_tells_its_tokens_and_what_is_kept() -> None:
-    found = told(Dialect.CHAT, json.dumps(ANSWER).encode())
+    found = told(Dialect.CHAT, abridged(json.dumps(ANSWER).encode()))
     assert found.params is not None
     assert (json.loads(found.params), found.prompt_ids, found.reply_ids) == (
         {"remote_port": 1},
@@ -123,30 +124,54 @@ def test_a_whole_answer_tells_its_tokens_and_what_is_kept() -> None:
         b"[4, 5]",
     )
     assert (found.usage, found.response_id) == (Usage(3, 2, 1), None)
-    assert told(Dialect.RESPONSES, json.dumps(ANSWER).encode()).response_id == "x"
+    assert told(Dialect.RESPONSES, abridged(json.dumps(ANSWER).encode())).response_id == "x"
     completion = {
         "choices": [{"text": "", "token_ids": [4], "prompt_token_ids": [1]}],
         "prompt_token_ids": None,
     }
-    assert told(Dialect.COMPLETIONS, json.dumps(completion).encode()) == Told(None, b"[1]", b"[4]")
+    assert told(Dialect.COMPLETIONS, abridged(json.dumps(completion).encode())) == Told(None, b"[1]", b"[4]")
     for text in (b"[]", b"nonsense", b'{"choices":5}', b'{"choices":null}'):
-        assert told(Dialect.CHAT, text) == Told(None, None, None)
+        assert told(Dialect.CHAT, abridged(text)) == Told(None, None, None)
 
 
 def test_the_client_sees_null_where_it_did_not_ask() -> None:
     body = json.dumps(ANSWER).encode()
-    assert json.loads(shown(body, ids=False)) == {
+    assert json.loads(shown(abridged(body), ids=False)) == {
         **ANSWER,
         "choices": [{**ANSWER["choices"][0], "token_ids": None}],
         "prompt_token_ids": None,
         "kv_transfer_params": None,
     }
-    assert json.loads(shown(body, ids=True)) == {**ANSWER, "kv_transfer_params": None}
+    assert json.loads(shown(abridged(body), ids=True)) == {**ANSWER, "kv_transfer_params": None}
     for text in (b'{"choices":[]}', b"[]", b"nonsense", b"[" * 5000):
-        assert shown(text, ids=False) == text
+        assert shown(abridged(text), ids=False) == text
 
 
 def test_a_rendered_prompt_is_one_object_or_a_list_of_one() -> None:
     assert rendered_ids(b'{"token_ids":[1,2]}') == rendered_ids(b' [{"token_ids":[1,2]}]') == b"[1,2]"
     for text in (b"[]", b'[{"token_ids":[1]},{"token_ids":[2]}]', b"{}", b"x", b"[5]"):
         assert rendered_ids(text) is None
+
+
+def test_long_lists_of_ids_are_told_and_shown_as_short_ones_are() -> None:
+    prompt, reply = list(range(400)), list(range(500, 900))
+    completion = {"text": "", "token_ids": reply, "prompt_token_ids": prompt, "more": {"token_ids": prompt}}
+    for dialect, answer in (
+        (Dialect.CHAT, {**ANSWER, "prompt_token_ids": prompt}),
+        (Dialect.COMPLETIONS, {**ANSWER, "choices": [completion], "prompt_token_ids": None}),
+    ):
+        body = abridged(json.dumps(answer).encode())
+        assert body.lists
+        found = told(dialect, body)
+        assert found.prompt_ids == json.dumps(prompt).encode()
+        assert json.loads(found.reply_ids or b"") == answer["choices"][0]["token_ids"]
+        choice = {**answer["choices"][0], "token_ids": None}
+        if "prompt_token_ids" in choice:
+            choice["prompt_token_ids"] = None
+        hidden = {"prompt_token_ids": None, "kv_transfer_params": None}
+        assert json.loads(shown(body, ids=False)) == {**answer, **hidden, "choices": [choice]}
+        assert json.loads(shown(body, ids=True)) == {**answer, "kv_transfer_params": None}
+    rendered = json.dumps([{"token_ids": prompt}]).encode()
+    assert rendered_ids(rendered) == json.dumps(prompt).encode()
+    cut = b'{"prompt_token_ids":[' + b"1," * 300
+    assert shown(abridged(cut + b"]"), ids=False) == cut + b"]"
