@@ -6,7 +6,7 @@ of what is left without them.
 
 from collections import Counter
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from router.core.outline import Outline, Part
 
@@ -129,25 +129,22 @@ def _cause(before: Outline, after: Outline, start: int) -> Cause:
         same_shape = before.shapes[start] == after.shapes[start] != 0
         return Cause.DIGITS if same_shape else Cause.CHANGED
     shorter = len(after) < len(before)
-    earlier = _messages(after, start)
-    if not earlier:
-        known = {unit for unit, at in zip(old, old_begins, strict=True) if before.part(at) is Part.MESSAGE}
-        if not any(
-            unit in known and after.part(at) is Part.MESSAGE for unit, at in zip(new, new_begins, strict=True)
-        ):
-            return Cause.COMPACTED if is_message and shorter else Cause.OTHER
+    earlier = after.messages(start)
+    if not earlier and set(before.message_units(old_begins, old)).isdisjoint(
+        after.message_units(new_begins, new)
+    ):
+        return Cause.COMPACTED if is_message and shorter else Cause.OTHER
     if not shorter:
         return Cause.CHANGED
     return Cause.REWOUND if len(new) == 1 and earlier > 1 else Cause.COMPACTED
 
 
-def _follows(old: list[bytes], new: list[bytes]) -> bool:
+def _follows(old: list[Any], new: list[Any]) -> bool:
     """Whether `new` is something and then `old`, as far as either goes. The last of the old may be another:
     agents put notes at the end of a prompt that they leave out of the next."""
-    try:
-        at = new.index(old[0])
-    except ValueError:
+    if old[0] not in new:
         return False
+    at = new.index(old[0])
     rest = new[at : at + len(old)]
     return old[: len(rest)] == rest or (len(rest) > 2 and old[: len(rest) - 1] == rest[:-1])
 
@@ -160,19 +157,13 @@ def _in_place(before: Outline, after: Outline, old_begins: list[int], new_begins
     if len(old_begins) == 1:
         return True
     both = min(len(old_begins), len(new_begins)) - 1
+    if both < 1:
+        return False
+    old_own, old_shapes = before.own.tolist(), before.shapes.tolist()
+    new_own, new_shapes = after.own.tolist(), after.shapes.tolist()
     same = 0
-    for old, new in zip(old_begins[1:], new_begins[1:], strict=False):
-        if before.own[old] == after.own[new] or before.shapes[old] == after.shapes[new]:
+    for place in range(1, both + 1):
+        old, new = old_begins[place], new_begins[place]
+        if old_own[old] == new_own[new] or old_shapes[old] == new_shapes[new]:
             same += 1
-    return both > 0 and 2 * same >= both
-
-
-def _messages(outline: Outline, end: int) -> int:
-    """How many messages stand before a segment, system prompts not counted."""
-    count = 0
-    for at in outline.beginnings(0):
-        if at >= end:
-            break
-        if outline.part(at) is Part.MESSAGE:
-            count += 1
-    return count
+    return 2 * same >= both

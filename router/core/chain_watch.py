@@ -6,7 +6,7 @@ goes first. Decides nothing: routing is the same without it.
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from heapq import nlargest
 from typing import Final
@@ -17,7 +17,7 @@ from router.base.values import Value
 from router.core.breaks import Break, Cause, find_difference
 from router.core.decide import Decision
 from router.core.model import Model
-from router.core.outline import CONTINUES, PROMPT, Describe, Outline, Part, opening_shape
+from router.core.outline import CONTINUES, PROMPT, Describe, Drawing, Outline, Part, low_32, opening_shape
 from router.core.request import Chain, Turn
 
 # A session whose agents take turns under one id has so many conversations at once; those of more look broken.
@@ -221,7 +221,7 @@ class ChainWatch:
                 outline.extend(added)
                 outline.cut(_MOST_SEGMENTS)
                 del conversation.links[known:]
-                conversation.links.extend(_links(chain.hashes[known : len(outline)]))
+                conversation.links.extend(low_32(chain.hashes[known : len(outline)]))
                 self._bytes += _SEGMENT_BYTES * (len(outline) - before)
                 self._shrink()
         if count > conversation.final or chain.ends[-1] > conversation.end:
@@ -234,7 +234,7 @@ class ChainWatch:
             if len(self._openings) > _MOST_OPENINGS:
                 self._openings.popitem(last=False)
         outline.cut(_MOST_SEGMENTS)
-        conversation = _Conversation(0, 0, 0, outline, _links(told.chain.hashes[: len(outline)]))
+        conversation = _Conversation(0, 0, 0, outline, low_32(told.chain.hashes[: len(outline)]))
         _settle(conversation, told.chain)
         watched.conversations.insert(0, conversation)
         self._bytes += _SEGMENT_BYTES * len(outline)
@@ -270,16 +270,17 @@ def _whole(told: Told, describe: Describe, watched: _Watched | None) -> Outline 
     """
     hashes = told.chain.hashes
     count = len(hashes)
-    links = memoryview(_links(hashes))
-    known, common = Outline(), 0
-    for conversation in watched.conversations if watched is not None else ():
-        shared = common_length(memoryview(conversation.links), links)
-        if shared > common:
-            known, common = conversation.outline, shared
+    known, common = Drawing().outline(), 0
+    if watched is not None:
+        links = low_32(hashes).tobytes()
+        for conversation in watched.conversations:
+            shared = common_length(conversation.links.tobytes(), links) // conversation.links.itemsize
+            if shared > common:
+                known, common = conversation.outline, shared
     # A payload's first segment tells of all of it, and the last common one may go on in another way: in the
     # conversation, which can be seen, or in the prompt, which can be seen once that is described from there.
     if common and not known.goes_on_at(common) and len(known) < _MOST_SEGMENTS:
-        added = describe(common) if common < count else Outline()
+        added = describe(common) if common < count else Drawing().outline()
         if added is not None and len(added) == count - common and not added.goes_on_at(0):
             return known.followed_by(added, common)
     start = known.beginning(common - 1) if common else 0
@@ -289,10 +290,6 @@ def _whole(told: Told, describe: Describe, watched: _Watched | None) -> Outline 
             return known.followed_by(added, start)
     outline = describe(0)
     return outline if outline is not None and len(outline) == count else None
-
-
-def _links(hashes: Sequence[int]) -> "array[int]":
-    return array("I", [each & 0xFFFF_FFFF for each in hashes])
 
 
 def _settle(conversation: _Conversation, chain: Chain) -> None:

@@ -4,10 +4,11 @@ A chain says where two prompts part. An outline says what stands there and how t
 hashes are of single segments and not of all that precede them.
 """
 
+import sys
 from array import array
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 from router.base.common import common_length
 
@@ -46,6 +47,25 @@ _PARTS: Final = (
     Part.SYSTEM,
     *[Part.MESSAGE] * (len(ROLES) - 2),
 )
+_FIRST_MESSAGE: Final = _PARTS.index(Part.MESSAGE)
+"""The first of the tags that are messages and no part of the system prompt."""
+
+
+# Of the two halves of a 64-bit number as it lies in memory, the low one.
+_LOW: Final = 0 if sys.byteorder == "little" else 1
+
+
+# Hashes that are masked one by one before the views of memory are made.
+_FEW: Final = 8
+
+
+def low_32(hashes: Sequence[int]) -> "array[int]":
+    """32 bits of each of these hashes of 64."""
+    if len(hashes) < _FEW:
+        return array("I", [each & 0xFFFF_FFFF for each in hashes])
+    # All at once: a mask makes each of them a number on the heap.
+    halves = memoryview(array("Q", hashes)).cast("B").cast("I")
+    return array("I", halves[_LOW::2].tolist())
 
 
 class Outline:
@@ -53,22 +73,16 @@ class Outline:
 
     __slots__ = ("own", "shapes", "tags")
 
-    def __init__(self) -> None:
-        self.tags = bytearray()
+    def __init__(self, tags: bytearray, own: "array[int]", shapes: "array[int]") -> None:
+        self.tags = tags
         """What each segment is of."""
-        self.own = array("I")
+        self.own = own
         """32 bits of each segment's own hash. Two that differ are taken for equal once in four billion."""
-        self.shapes = array("I")
+        self.shapes = shapes
         """At a beginning, 32 bits of a hash of the whole payload without its digits; 0 elsewhere."""
 
     def __len__(self) -> int:
         return len(self.tags)
-
-    def add(self, tag: int, own: int, shape: int) -> None:
-        """One more segment; hashes of any width."""
-        self.tags.append(tag)
-        self.own.append(own & 0xFFFF_FFFF)
-        self.shapes.append(shape & 0xFFFF_FFFF)
 
     def extend(self, other: "Outline") -> None:
         """What follows."""
@@ -78,25 +92,18 @@ class Outline:
 
     def followed_by(self, other: "Outline", at: int) -> "Outline":
         """A new one: the first `at` segments, and behind them all of the other."""
-        made = Outline()
-        made.tags = self.tags[:at] + other.tags
-        made.own = self.own[:at] + other.own
-        made.shapes = self.shapes[:at] + other.shapes
-        return made
+        return Outline(
+            self.tags[:at] + other.tags, self.own[:at] + other.own, self.shapes[:at] + other.shapes
+        )
 
     def cut(self, most: int) -> None:
         """Keep the first `most` segments."""
         if most < len(self.tags):
             del self.tags[most:], self.own[most:], self.shapes[most:]
 
-    def drop(self, count: int) -> None:
-        """Leave out the first `count` segments."""
-        if count:
-            del self.tags[:count], self.own[:count], self.shapes[:count]
-
     def common(self, other: "Outline") -> int:
         """How many leading segments are the same."""
-        return common_length(memoryview(self.own), memoryview(other.own))
+        return common_length(self.own.tobytes(), other.own.tobytes()) // self.own.itemsize
 
     def goes_on_at(self, at: int) -> bool:
         """Whether a segment continues what the one before it is of; no where there is none."""
@@ -108,18 +115,32 @@ class Outline:
             at -= 1
         return at
 
-    def units(self, begins: Sequence[int]) -> list[bytes]:
+    def units(self, begins: Sequence[int]) -> list[Any]:
         """What begins at each of these places and goes on to the next, each message or other part as one
         value."""
-        own = self.own.tobytes()
-        width = self.own.itemsize
+        own = self.own.tolist()
+        if begins and len(begins) == len(own) - begins[0]:
+            return own[begins[0] :]
+        ends = [*begins[1:], len(own)]
         return [
-            own[at * width : end * width] for at, end in zip(begins, [*begins[1:], len(self)], strict=False)
+            own[at] if ends[place] == at + 1 else tuple(own[at : ends[place]])
+            for place, at in enumerate(begins)
         ]
+
+    def message_units(self, begins: Sequence[int], units: Sequence[Any]) -> list[Any]:
+        """Of the units that begin there, those that are messages and no part of the system prompt."""
+        tags = self.tags
+        return [units[place] for place, at in enumerate(begins) if tags[at] >= _FIRST_MESSAGE]
+
+    def messages(self, end: int) -> int:
+        """How many messages begin before segment `end`, those of the system prompt not counted."""
+        return len([tag for tag in bytes(self.tags[:end]) if _FIRST_MESSAGE <= tag < CONTINUES])
 
     def beginnings(self, start: int) -> list[int]:
         """Where what stands at `start` and behind it begins, each message or other part."""
         tags = bytes(self.tags)
+        if max(tags[start:], default=0) < CONTINUES:
+            return list(range(start, len(tags)))
         return [at for at in range(start, len(tags)) if not tags[at] & CONTINUES]
 
     def part(self, at: int) -> Part:
@@ -137,6 +158,28 @@ class Outline:
             return None
         tags = bytes(self.tags[: at + 1])
         return len([tag for tag in tags if FIRST_ROLE <= tag < CONTINUES]) - 1
+
+
+class Drawing:
+    """An outline in the making."""
+
+    __slots__ = ("own", "shapes", "tags")
+
+    def __init__(self) -> None:
+        self.tags = bytearray()
+        # Hashes of any width that fits 64 bits: compiled code holds them as objects.
+        self.own: list[Any] = []
+        self.shapes: list[Any] = []
+
+    def add(self, tag: int, own: Any, shape: Any) -> None:
+        """One more segment (`Outline.tags`, `own`, `shapes`)."""
+        self.tags.append(tag)
+        self.own.append(own)
+        self.shapes.append(shape)
+
+    def outline(self, skipped: int = 0) -> Outline:
+        """What was drawn, but for the first so many segments."""
+        return Outline(self.tags[skipped:], low_32(self.own[skipped:]), low_32(self.shapes[skipped:]))
 
 
 Describe = Callable[[int], Outline | None]

@@ -5,6 +5,7 @@ untouched. Cut out are `kv_transfer_params` and, where the router alone asked fo
 """
 
 import re
+import sys
 from typing import Final
 
 from msgspec import UNSET
@@ -42,13 +43,17 @@ _FAILURES: Final = frozenset(("response.failed", "error"))
 _BEFORE_CONTENT: Final = frozenset(("response.created", "response.queued", "response.in_progress", "error"))
 
 # An event without any of these tells nothing and hides nothing. Short lists: every look costs as much as
-# all else that is done with a piece.
+# all else that is done with a piece. (`find`, as `in` tries whether they are numbers first.)
 _MARKERS: Final[dict[Dialect, tuple[bytes, ...]]] = {
     Dialect.MESSAGES: (INTERNAL_BYTES, b'"message_', b'"error"'),  # start, delta and stop have all the usage
     # So have the events that hold the whole response.
     Dialect.RESPONSES: (INTERNAL_BYTES, b'"response":', b'"error"'),
 }
 _OPENAI_MARKERS: Final[tuple[bytes, ...]] = (INTERNAL_BYTES, b'"usage"', b"[DONE]", b'"error"')
+
+_QUOTE: Final = ord('"')
+_RETURN: Final = ord("\r")
+_NEWLINE: Final = ord("\n")
 
 _SHAPES: Final = 32
 """How often a stream is asked for a shape that its events share."""
@@ -98,10 +103,10 @@ class StreamReader:
         self._tail = b""
         self._open = False
         self._torn = False
-        # What the events of this stream have before and after the piece of text in each; no piece begins so
-        # until it is known.
-        self._head = self._foot = b"\0"
-        self._least = 0
+        # What the events of this stream have before and after the piece of text in each; no piece is as long
+        # as both until they are known.
+        self._head = self._foot = b""
+        self._least = sys.maxsize
         self._before = b""
         self._shapes = _SHAPES
         self.usage: Usage | None = None
@@ -117,27 +122,34 @@ class StreamReader:
         self.saw_content = dialect is None
         """An event with a piece of the reply has passed."""
 
-    def feed(self, piece: bytes) -> bytes:
-        """What may go to the client after `piece`, perhaps nothing."""
-        if self._open or not self.saw_content:
-            return self._feed(piece)
+    def passes(self, data: bytes, start: int, end: int) -> bool:
+        """Whether the piece `data[start:end]` may go to the client as it is, and tells nothing: then it need
+        not be fed."""
         # Nearly all events of a stream differ in nothing but a text. Without a quote in what differs, there
         # is no member that has not been seen to be harmless.
-        if (
-            piece.startswith(self._head)
-            and piece.endswith(self._foot)
-            and len(piece) >= self._least
-            and piece.find(b'"', len(self._head), -len(self._foot)) < 0
-        ):
+        head, foot = self._head, self._foot
+        begin, behind = start + len(head), end - len(foot)
+        return (
+            not self._open
+            and self.saw_content
+            and end - start >= self._least
+            and data[start:begin] == head
+            and data[behind:end] == foot
+            and _QUOTE not in data[begin:behind]
+        )
+
+    def feed(self, piece: bytes) -> bytes:
+        """What may go to the client after `piece`, perhaps nothing."""
+        if self.passes(piece, 0, len(piece)):
             return piece
-        if not piece.endswith(_BOUNDARIES):
+        if self._open or not piece.endswith(_BOUNDARIES):
             return self._feed(piece)
-        for marker in self._markers:
-            if marker in piece:
-                return self._feed(piece)
-        if self._shapes:
-            self._learn_shape(piece)
-        return piece
+        if self.saw_content and not self._tells(piece):
+            if self._shapes:
+                self._learn_shape(piece)
+            return piece
+        # Nearly all pieces are one event each.
+        return self._event(piece) if _is_one_event(piece) else self._feed(piece)
 
     def end(self) -> bytes:
         """What was still held when the stream ended: an event without its end."""
@@ -199,6 +211,10 @@ class StreamReader:
         self._open = bool(buffer) or self._long is not None
         return b"".join(out)
 
+    def _tells(self, events: bytes) -> bool:
+        """Whether something in them may be to be noted, or hidden."""
+        return any(events.find(marker) >= 0 for marker in self._markers)
+
     def _learn_shape(self, piece: bytes) -> None:
         """See whether this harmless piece and the one before differ in no more than a text."""
         self._shapes -= 1
@@ -214,7 +230,7 @@ class StreamReader:
 
     def _event(self, event: bytes) -> bytes:
         """What of a whole event goes out."""
-        if self.saw_content and not any(marker in event for marker in self._markers):
+        if self.saw_content and not self._tells(event):
             return event
         lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")]
         text = b"\n".join(lines)
@@ -289,6 +305,14 @@ class StreamReader:
         else:
             self.saw_content = True
         return out
+
+
+def _is_one_event(piece: bytes) -> bool:
+    """Whether these are the lines of one event and the empty line behind it, which is all that is plain."""
+    size = len(piece)
+    return (
+        2 < size <= HELD and piece.find(b"\n\n") == size - 2 and _RETURN not in piece and piece[0] != _NEWLINE
+    )
 
 
 def read_body(dialect: Dialect | None, body: bytes) -> tuple[bytes, Usage | None, str | None]:

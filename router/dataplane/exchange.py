@@ -442,6 +442,23 @@ class Exchange(Receiver):
         else:
             client.write(piece)
 
+    def on_chunk(self, data: bytes, begin: int, start: int, end: int) -> None:
+        """Some of the response body, framed as the client is to have it: most events of a stream."""
+        reader = self._reader
+        if (
+            reader is None
+            or not self._accepted
+            or not self._chunked
+            or self._prepared is not None
+            or not reader.passes(data, start, end)
+        ):
+            self.on_piece(data[start:end])
+            return
+        client = self._client
+        client.progress += 1
+        end += 2
+        client.write(data if not begin and end == len(data) else data[begin:end])
+
     def on_end(self) -> None:
         """The response is complete."""
         self._upstream = None

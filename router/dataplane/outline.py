@@ -7,7 +7,17 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from router.core.hashing import hash64
-from router.core.outline import CONTINUES, FIRST_ROLE, PROMPT, ROLES, ROOT, SYSTEM, TOOLS, Outline
+from router.core.outline import (
+    CONTINUES,
+    FIRST_ROLE,
+    PROMPT,
+    ROLES,
+    ROOT,
+    SYSTEM,
+    TOOLS,
+    Drawing,
+    Outline,
+)
 from router.dataplane.fingerprint import CARE, CHUNK, Message, Segments, message_payload
 
 _ROLE_TAGS: Final = {f'"{role}"'.encode(): FIRST_ROLE + at for at, role in enumerate(ROLES)}
@@ -19,7 +29,10 @@ _USER: Final = FIRST_ROLE + ROLES.index("user")
 # much of a message as has the time at its head, be it in a block. What follows counts as it is.
 _SHAPED: Final = 1 << 15
 _SHAPED_MESSAGE: Final = 1 << 7
-_DIGITS: Final = b"0123456789"
+# No JSON holds this byte as it is, so what becomes one was a digit. `translate` would leave them out itself,
+# but takes longer to note which than to look at what is mostly a hundred bytes.
+_GONE: Final = 0
+_WITHOUT_DIGITS: Final = bytes(0 if digit in b"0123456789" else digit for digit in range(256))
 _QUOTE: Final = ord('"')
 _join: Final = b"".join
 
@@ -52,27 +65,30 @@ class BodyOutline:
             walk = _Walk(segments.hashes[0])
             head = self._head if self._decode is None else self._decode(self._body)
             self._add_prompt(head, walk)
-            return walk.outline if walk.care >= 0 else None  # below 0, the body is too much of a muddle
+            return (
+                walk.drawing.outline() if walk.care >= 0 else None
+            )  # below 0, the body is too much of a muddle
         return _end(segments.messages, segments.billing, len(segments.hashes) - first)
 
 
 class _Walk(Segments):
     """Makes an outline of what makes a chain."""
 
-    __slots__ = ("_tag", "outline")
+    __slots__ = ("_tag", "drawing")
 
     def __init__(self, root: int) -> None:
         super().__init__(root)
-        self.outline = Outline()
-        self.outline.add(ROOT, root, 0)
+        self.drawing = Drawing()
+        self.drawing.add(ROOT, root, 0)
         self._tag = PROMPT
 
     def add(self, payload: bytes) -> None:
-        before = len(self.outline)
-        _add(self.outline, payload, self._tag)
+        drawn = self.drawing.own
+        before = len(drawn)
+        _add(self.drawing, payload, self._tag)
         # The base counts what it has added by these.
-        self.hashes += self.outline.own[before:]
-        self.ends += self.outline.own[before:]
+        self.hashes += drawn[before:]
+        self.ends += drawn[before:]
 
     def add_tools(self, tools: bytes) -> None:
         self._tag = TOOLS
@@ -88,7 +104,7 @@ class _Walk(Segments):
             self.care -= objects
             if self.care < 0:
                 break
-            _add(self.outline, payload, tag)
+            _add(self.drawing, payload, tag)
         return opening
 
     def add_prompt(self, prompt: bytes) -> None:
@@ -98,7 +114,8 @@ class _Walk(Segments):
 
 def _end(messages: Sequence[Message], billing: bool, count: int) -> Outline | None:
     """The last `count` segments, where messages make them."""
-    taken: list[tuple[bytes, int]] = []
+    payloads: list[bytes] = []
+    tags: list[int] = []
     segments, care = 0, CARE
     for message in reversed(messages):
         if segments >= count:
@@ -107,40 +124,48 @@ def _end(messages: Sequence[Message], billing: bool, count: int) -> Outline | No
         care -= objects
         if care < 0:
             return None
-        taken.append((payload, tag))
+        payloads.append(payload)
+        tags.append(tag)
         segments += -(-len(payload) // CHUNK) or 1
     if segments < count:
         return None
-    outline = Outline()
-    for payload, tag in reversed(taken):
-        _add(outline, payload, tag)
-    outline.drop(segments - count)
-    return outline
+    drawing = Drawing()
+    for at in range(len(tags) - 1, -1, -1):
+        _add(drawing, payloads[at], tags[at])
+    return drawing.outline(segments - count)
 
 
-def _add(outline: Outline, payload: bytes, tag: int) -> None:
+def _add(drawing: Drawing, payload: bytes, tag: int) -> None:
     """The segments of one payload."""
     size = len(payload)
     shaped = _SHAPED_MESSAGE if tag >= _USER else _SHAPED
     if size <= shaped:
-        shape = hash64(payload.translate(None, _DIGITS))
+        head, rest = payload, 0
     else:
-        shape = hash64(payload[:shaped].translate(None, _DIGITS), hash64(payload[shaped:]))
+        head, rest = payload[:shaped], hash64(payload[shaped:])
+    own = shape = hash64(head, rest)
+    bare = head.translate(_WITHOUT_DIGITS)
+    if _GONE in bare:
+        shape = hash64(bare.replace(b"\0", b""), rest)
     if size <= CHUNK:
-        outline.add(tag, hash64(payload), shape)
+        drawing.add(tag, own, shape)
         return
-    outline.add(tag, hash64(payload[:CHUNK]), shape)
+    drawing.add(tag, hash64(payload[:CHUNK]), shape)
     for at in range(CHUNK, size, CHUNK):
-        outline.add(tag | CONTINUES, hash64(payload[at : at + CHUNK]), 0)
+        drawing.add(tag | CONTINUES, hash64(payload[at : at + CHUNK]), 0)
 
 
 def _payload(message: Message, *, billing: bool) -> tuple[bytes, int, int]:
     """What a message is hashed by, its tag, and how many objects there are to look into in it."""
-    if len(message) == 2 and "role" in message and "content" in message:
-        role = message["role"]
-        payload = _join((role, message["content"]))
-        if payload[-1] == _QUOTE and not (billing and payload.startswith(b'"system"')):
-            return payload, _ROLE_TAGS.get(bytes(role), _ITEM), 0
+    if len(message) == 2:
+        try:
+            role = message["role"]
+            payload = _join((role, message["content"]))
+        except KeyError:
+            pass
+        else:
+            if payload[-1] == _QUOTE and not (billing and payload.startswith(b'"system"')):
+                return payload, _ROLE_TAGS.get(payload[: len(role)], _ITEM), 0
     objects = 1 + bytes(message.get("content", b"")).count(b"{")
     tag = _ROLE_TAGS.get(bytes(message.get("role", b"")), _ITEM)
     if objects > CARE:

@@ -30,6 +30,10 @@ class Receiver:
         """Some of its body."""
         raise NotImplementedError
 
+    def on_chunk(self, data: bytes, begin: int, start: int, end: int) -> None:  # noqa: ARG002 - for others
+        """Some of its body, `data[start:end]`, in a plain chunk: with its frame `data[begin : end + 2]`."""
+        self.on_piece(data[start:end])
+
     def on_end(self) -> None:
         """It is complete."""
         raise NotImplementedError
@@ -53,7 +57,9 @@ _CHUNKS: Final = 3
 _LAST_CHUNK: Final = b"0\r\n\r\n"
 _SIZE_DIGITS: Final = 8
 _ZERO: Final = ord("0")
-_PREFIXES: Final = (b"x", b"X")
+_NINE: Final = ord("9")
+_LOWER: Final = ord("a")
+_UPPER: Final = ord("A")
 
 
 def _said_farewell(tls: ssl.SSLObject) -> bool:
@@ -63,6 +69,28 @@ def _said_farewell(tls: ssl.SSLObject) -> bool:
         return not tls.read(1)
     except ssl.SSLError:
         return False
+
+
+def _chunk_at(data: bytes, at: int) -> tuple[int, int]:
+    """Of the chunk whose frame begins at `at`: where its bytes begin, and how many they are. None where there
+    are none, or where it is for the parser to say: zeros in front, extensions, a size that is cut off."""
+    length, place = 0, at
+    stop = min(len(data), at + _SIZE_DIGITS)
+    while place < stop:
+        sign = data[place]
+        if _ZERO <= sign <= _NINE:
+            digit = sign - _ZERO
+        elif _LOWER <= sign < _LOWER + 6:
+            digit = sign - _LOWER + 10
+        elif _UPPER <= sign < _UPPER + 6:
+            digit = sign - _UPPER + 10
+        else:
+            break
+        length = 16 * length + digit
+        place += 1
+    if not length or data[at] == _ZERO or data[place : place + 2] != b"\r\n":
+        return place, 0
+    return place + 2, length
 
 
 _NONE: Final[frozenset[bytes]] = frozenset()
@@ -260,21 +288,12 @@ class UpstreamConnection:
             receiver = self._receiver
             if receiver is None:
                 return b""  # it gave this answer up
-            line_end = data.find(b"\r\n", at, at + _SIZE_DIGITS + 2)
-            digits = data[at:line_end] if line_end > 0 else b""
-            # Neither a sign nor a prefix, which Python would read, and no zero in front.
-            if not digits.isalnum() or digits[0] == _ZERO or digits[1:2] in _PREFIXES:
-                break
-            try:
-                length = int(digits, 16)
-            except ValueError:
-                break
-            start = line_end + 2
+            start, length = _chunk_at(data, at)
             end = start + length
-            if data[end : end + 2] != b"\r\n":
+            if not length or data[end : end + 2] != b"\r\n":
                 break
-            at = end + 2
-            receiver.on_piece(data[start:end])
+            begin, at = at, end + 2
+            receiver.on_chunk(data, begin, start, end)
         if self._receiver is None:
             return b""
         rest = data[at:] if at else data

@@ -21,7 +21,7 @@ from router.core.hashing import hash64
 from router.core.memory import Memory, ReplicaMemory, SessionMemory, ShelfMemory
 from router.core.model import Model
 from router.core.observe import Outcome, Usage
-from router.core.outline import FIRST_ROLE, ROLES, Outline
+from router.core.outline import FIRST_ROLE, ROLES, Drawing, Outline
 from router.core.plan import Plan, PullRules, QueueRules
 from router.core.pullbook import PullBook, Pulled
 from router.core.queue import Held
@@ -322,12 +322,12 @@ def _compact(texts: list[int], rng: Random) -> None:
 
 
 def _outline(texts: Sequence[int], first: int) -> Outline:
-    made = Outline()
+    made = Drawing()
     for at, text in enumerate(texts):
         if at >= first:
             tag = SYSTEM if at == 0 else USER if at % 2 else REPLY
             made.add(tag, text, text & ((1 << _SHAPE) - 1))
-    return made
+    return made.outline()
 
 
 def _raise(error: Exception) -> None:

@@ -1,5 +1,3 @@
-from array import array
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,8 +12,3 @@ def test_as_many_as_are_the_same_one_by_one(one: bytes, other: bytes) -> None:
     while same < min(len(one), len(other)) and one[same] == other[same]:
         same += 1
     assert common_length(one, other) == same
-
-
-def test_of_numbers_it_counts_numbers() -> None:
-    one, other = array("I", [1, 2, 3, 4]), array("I", [1, 2, 3, 5, 6])
-    assert common_length(memoryview(one), memoryview(other)) == 3

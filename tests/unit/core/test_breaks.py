@@ -6,7 +6,18 @@ import pytest
 
 from router.core.breaks import MEANT, Break, Cause, find_difference
 from router.core.hashing import hash64
-from router.core.outline import CONTINUES, FIRST_ROLE, PROMPT, ROLES, ROOT, SYSTEM, TOOLS, Outline, Part
+from router.core.outline import (
+    CONTINUES,
+    FIRST_ROLE,
+    PROMPT,
+    ROLES,
+    ROOT,
+    SYSTEM,
+    TOOLS,
+    Drawing,
+    Outline,
+    Part,
+)
 
 TAGS = {"tools": TOOLS, "system": SYSTEM, "prompt": PROMPT} | {
     f"m-{role}": FIRST_ROLE + at for at, role in enumerate(ROLES)
@@ -16,7 +27,7 @@ SHORT = {"u": "m-user", "a": "m-assistant", "t": "m-tool", "s": "m-system"}
 
 def prompt(written: str, root: str = "model") -> Outline:
     """Words of `part:text`; `+` in a text begins a further stretch of it."""
-    made = Outline()
+    made = Drawing()
     made.add(ROOT, hash64(root.encode()), 0)
     for word in written.split():
         name, _, text = word.partition(":")
@@ -26,7 +37,7 @@ def prompt(written: str, root: str = "model") -> Outline:
             made.add(
                 tag | (CONTINUES if place else 0), hash64(stretch.encode()), 0 if place else hash64(whole)
             )
-    return made
+    return made.outline()
 
 
 HISTORY = "tools:T system:S u:1st a:two u:three a:four u:five"

@@ -13,7 +13,7 @@ from router.core.chain_watch import ChainWatch, Told, told
 from router.core.decide import Decision, Kind
 from router.core.hashing import hash64
 from router.core.model import Model
-from router.core.outline import CONTINUES, FIRST_ROLE, PROMPT, ROLES, ROOT, Outline, Part
+from router.core.outline import CONTINUES, FIRST_ROLE, PROMPT, ROLES, ROOT, Drawing, Outline, Part
 from router.core.request import EMPTY_CHAIN, Chain, Turn
 
 A, B = SessionKey("a"), SessionKey("b")
@@ -39,14 +39,14 @@ class Prompt:
         return Chain(tuple(hashes), ends, min(3, len(hashes)))
 
     def describe(self, first: int) -> Outline:
-        made = Outline()
+        made = Drawing()
         for at, text in enumerate(("", *self.texts)):
             if at >= first:
                 tag = PROMPT if self.plain else SYSTEM if at == 1 else USER if at % 2 == 0 else REPLY
                 shape = "".join(sign for sign in text if not sign.isdigit())
                 made.add(tag if at else ROOT, hash64(text.encode()), hash64(shape.encode()) if at else 0)
-        self.described += len(made)
-        return made
+        self.described += len(made.tags)
+        return made.outline()
 
 
 def say(
@@ -101,14 +101,13 @@ class Long(Prompt):
         return Chain(tuple(hashes), tuple(SEGMENT * at for at in range(len(hashes))), min(3, len(hashes)))
 
     def describe(self, first: int) -> Outline:
-        made = Outline()
+        made = Drawing()
         made.add(ROOT, 7, 0)
         for text in self.texts:
             for at, letter in enumerate(text):
                 tag, shape = (USER | CONTINUES, 0) if at else (USER, hash64(text.encode()))
                 made.add(tag, hash64(letter.encode()), shape)
-        made.drop(first)
-        return made
+        return made.outline(first)
 
 
 @given(

@@ -7,8 +7,10 @@ from router.core.outline import (
     ROOT,
     SYSTEM,
     TOOLS,
+    Drawing,
     Outline,
     Part,
+    low_32,
     opening_shape,
 )
 
@@ -16,10 +18,10 @@ USER, ASSISTANT = FIRST_ROLE + ROLES.index("user"), FIRST_ROLE + ROLES.index("as
 
 
 def outline(*segments: tuple[int, int] | tuple[int, int, int]) -> Outline:
-    made = Outline()
+    made = Drawing()
     for segment in segments:
         made.add(segment[0], segment[1], segment[2] if len(segment) == 3 else segment[1])
-    return made
+    return made.outline()
 
 
 def test_what_two_have_in_common_ends_at_the_first_segment_that_differs():
@@ -28,7 +30,7 @@ def test_what_two_have_in_common_ends_at_the_first_segment_that_differs():
         other = outline(*[(ROOT, 1), (SYSTEM, 2), (USER, 3), (USER, 4)][:length], (USER, 9))
         assert one.common(other) == other.common(one) == length
     assert one.common(one) == 4
-    assert one.common(Outline()) == 0
+    assert one.common(outline()) == 0
 
 
 def test_messages_are_counted_from_0_and_stretches_of_one_are_that_one():
@@ -40,7 +42,11 @@ def test_messages_are_counted_from_0_and_stretches_of_one_are_that_one():
     assert [made.part(at) for at in (0, 2, 4)] == [Part.PARAMETERS, Part.TOOLS, Part.MESSAGE]
     assert [made.beginning(at) for at in range(6)] == [0, 1, 1, 3, 3, 5]
     assert made.beginnings(1) == [1, 3, 5]
-    assert [len(unit) // made.own.itemsize for unit in made.units(made.beginnings(1))] == [2, 2, 1]
+    assert made.units(made.beginnings(1)) == [(2, 3), (4, 5), 6]
+    assert made.message_units([1, 3, 5], "abc") == ["b", "c"]
+    assert [made.messages(end) for end in range(7)] == [0, 0, 0, 0, 1, 1, 2]
+    assert made.units(made.beginnings(5)) == [6]
+    assert made.units(made.beginnings(6)) == []
 
 
 def test_a_system_message_is_of_the_system_prompt_and_has_a_number():
@@ -51,6 +57,18 @@ def test_a_system_message_is_of_the_system_prompt_and_has_a_number():
 def test_hashes_of_any_width_are_cut_to_32_bits():
     made = outline((USER, (1 << 64) - 1, 1 << 40))
     assert (made.own[0], made.shapes[0]) == ((1 << 32) - 1, 0)
+    assert list(low_32((3 << 40 | 5, 1, (1 << 64) - 2))) == [5, 1, (1 << 32) - 2]
+    assert list(low_32(())) == []
+    many = [(at << 33) + at for at in range(40)]
+    assert list(low_32(many)) == list(range(40))
+
+
+def test_an_outline_may_leave_out_the_first_that_were_drawn():
+    made = Drawing()
+    for number in range(4):
+        made.add(USER, number, 10 + number)
+    behind = made.outline(3)
+    assert (list(behind.tags), list(behind.own), list(behind.shapes)) == ([USER], [3], [13])
 
 
 def test_what_is_cut_off_can_be_added_again():

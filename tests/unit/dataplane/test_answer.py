@@ -246,6 +246,28 @@ def test_events_that_differ_in_a_text_only_are_still_looked_at_where_they_differ
     assert reader.usage == Usage(3)
 
 
+def test_a_piece_passes_where_it_stands_once_its_shape_is_known_and_only_then() -> None:
+    reader = StreamReader(CHAT, hide_usage=True)
+    pieces = [event(delta(word)) for word in ("a", "b", "c", "usage")]
+    frame = b"41\r\n%b\r\n"
+    passed = []
+    for piece in pieces:
+        framed = frame % piece
+        start, end = 4, 4 + len(piece)
+        assert framed[start:end] == piece
+        # A byte more or less is another piece.
+        assert not reader.passes(framed, start - 1, end)
+        assert not reader.passes(framed, start, end - 1)
+        passed.append(reader.passes(framed, start, end))
+        assert reader.feed(piece) == piece
+    assert passed == [False, False, False, True]
+    inside = pieces[0].replace(b'"a"', b'"a","usage":null,"x":"y"')
+    assert not reader.passes(inside, 0, len(inside))
+    assert reader.feed(pieces[0][:-1]) == b""
+    # An event that is on its way has to end first.
+    assert not reader.passes(pieces[0], 0, len(pieces[0]))
+
+
 @pytest.mark.parametrize("name", ["many events", "messages", "responses"])
 def test_a_stream_event_by_event_gives_the_same(name: str) -> None:
     dialect, stream = STREAMS[name]

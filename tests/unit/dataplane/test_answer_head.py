@@ -191,6 +191,24 @@ def test_a_stream_in_whole_chunks_never_reaches_the_parser() -> None:
     assert (receiver.body, receiver.ends, pool.kept - before) == (b"abcde", ["end"], 1)
 
 
+@pytest.mark.parametrize("size", [1, 9, 10, 255, 256, 1023, 1024, 70_000])
+def test_a_plain_chunk_is_told_of_with_its_frame(size: int) -> None:
+    connection = UpstreamConnection(cast("Pool", warm()), 65_536)
+    connection.connection_made(FakeTransport())  # type: ignore[arg-type]
+    told: list[tuple[bytes, bytes]] = []
+
+    class Framed(Heard):
+        def on_chunk(self, data: bytes, begin: int, start: int, end: int) -> None:
+            told.append((data[begin : end + 2], data[start:end]))
+
+    connection.send(Framed(), (b"",), head_only=False)
+    connection.data_received(b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ntransfer-encoding: chunked\r\n\r\n")
+    chunks = [b"%x\r\n%b\r\n" % (size, letter * size) for letter in (b"a", b"b", b"c")]
+    connection.data_received(chunks[0])
+    connection.data_received(chunks[1] + chunks[2])
+    assert told == [(chunk, letter * size) for chunk, letter in zip(chunks, (b"a", b"b", b"c"), strict=True)]
+
+
 def test_what_is_remembered_of_lines_is_bounded() -> None:
     heads = warm().answer_heads
     for number in range(3000):

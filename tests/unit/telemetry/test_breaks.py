@@ -3,7 +3,7 @@
 from router.base.ids import SessionKey
 from router.core.breaks import Break, Cause
 from router.core.chain_watch import ChainWatch, Told
-from router.core.outline import FIRST_ROLE, ROOT, Outline, Part
+from router.core.outline import FIRST_ROLE, ROOT, Drawing, Outline, Part
 from router.core.request import Chain
 from router.telemetry.breaks import break_fields, breaks_overview, session_breaks
 
@@ -11,12 +11,12 @@ KEY = SessionKey("k")
 
 
 def told(*segments: int) -> tuple[Told, Outline]:
-    outline = Outline()
+    drawing = Drawing()
     for place, segment in enumerate(segments):
-        outline.add(FIRST_ROLE + 2 if place else ROOT, segment, segment)
+        drawing.add(FIRST_ROLE + 2 if place else ROOT, segment, segment)
     ends = tuple(400 * place for place in range(len(segments)))
-    hashes = tuple(hash(segments[: place + 1]) for place in range(len(segments)))
-    return Told(KEY, Chain(hashes, ends, 2), False, ends[-1] // 4, 0, 10.0), outline
+    hashes = tuple(hash(segments[: place + 1]) & (1 << 64) - 1 for place in range(len(segments)))
+    return Told(KEY, Chain(hashes, ends, 2), False, ends[-1] // 4, 0, 10.0), drawing.outline()
 
 
 def test_a_session_without_a_break_has_none():
