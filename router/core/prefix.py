@@ -20,7 +20,6 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
-from operator import sub
 from typing import Any, Final
 
 from router.core.memory import ShelfMemory
@@ -28,6 +27,9 @@ from router.core.memory import ShelfMemory
 # Entries that one call may drop beyond as many as it added: about half a millisecond. Shrinking or closing
 # a shelf with a million entries is spread over the touches that follow.
 _SPREAD: Final = 1024
+
+# New segments of a chain that are listed one by one.
+_FEW: Final = 4
 
 
 class _Run:
@@ -222,9 +224,9 @@ class PrefixIndex:
         """List the segments of a chain from `known` on, behind the runs of the `path`. Answers how many."""
         new: list[Any] = list(hashes[known:count])
         bit, masks = shelf.bit, self._masks
-        # One number, shared by all of the shelf's own segments.
-        fresh = dict.fromkeys(new, bit)
-        if len(fresh) == len(new) and masks.keys().isdisjoint(fresh):
+        # Many at once, which share one number; a turn has two or three, and sets would take longer.
+        fresh = dict.fromkeys(new, bit) if len(new) > _FEW else None
+        if fresh is not None and len(fresh) == len(new) and masks.keys().isdisjoint(fresh):
             masks.update(fresh)
         else:
             for at, segment in enumerate(new):
@@ -237,18 +239,23 @@ class PrefixIndex:
             if not new:
                 return 0
         added = len(new)
-        until = ends[known : known + added]
-        sizes = array("Q", map(sub, until, (ends[known - 1] if known else 0, *until[:-1])))
+        before = ends[known - 1] if known else 0
+        held = ends[known + added - 1] - before
         last = path[-1] if path else None
         if last is not None and not last.children:
             last.hashes += new
-            last.sizes += sizes
+            sizes = last.sizes
         else:
             if last is not None:
                 last.children += 1
+            sizes = array("Q")
             run = shelf.runs[new[0]] = _Run(new, sizes, last)
             path.append(run)
-        shelf.held_bytes += sum(sizes)
+        for at in range(known, known + added):
+            end = ends[at]
+            sizes.append(end - before)
+            before = end
+        shelf.held_bytes += held
         shelf.segments += added
         self._entries += added
         return added

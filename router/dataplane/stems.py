@@ -35,6 +35,7 @@ MARKS: Final = 64
 _KEY: Final = b'"messages"'
 _LOOKS: Final = 64
 """How many places are looked at for the value that ends them."""
+_NAMES: Final = len('{"role":,"content":')
 _KEYS: Final = 4
 """How often the name is looked for: it may also be a value."""
 _BLANKS: Final = b" \t\r\n"
@@ -202,6 +203,11 @@ def end_of_messages(body: bytes, messages: Sequence[Message]) -> tuple[int, int]
         end = begin - 2
         for message in messages:
             end += 2  # the brace that closes the one before, and a comma
+            if len(message) == 2:
+                role, content = message.get("role"), message.get("content")
+                if role is not None and content is not None:
+                    end += _NAMES + len(role) + len(content)  # the same as below, for nearly all messages
+                    continue
             for name, value in message.items():
                 end += len(name) + 4 + len(value)  # two quotes, a colon, and the comma or brace before it
         # Escapes in names, and blanks, only make it longer.

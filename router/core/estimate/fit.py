@@ -53,7 +53,8 @@ class Fit:
 
     def observe(self, parts: Sequence[float], seen: float) -> bool:
         """`seen`, above 0, is the sum of the coefficients times `parts`. Whether `values` have changed."""
-        each = [value * part for value, part in zip(self.values, parts, strict=True)]
+        count = len(parts)
+        each = [self.values[at] * parts[at] for at in range(count)]
         expected = sum(each)
         if not expected > 0.0:
             return False
@@ -61,34 +62,35 @@ class Fit:
         if -_NEGLIGIBLE < times - 1.0 < _NEGLIGIBLE:
             return False
         shares = [part / expected for part in each]
-        spread = [
-            sum([own * share for own, share in zip(row, shares, strict=True)]) for row in self._covariance
-        ]
-        doubt = _NOISE + sum([own * share for own, share in zip(spread, shares, strict=True)])
+        spread = [_product(row, shares) for row in self._covariance]
+        doubt = _NOISE + _product(spread, shares)
         gain = 1.0 / doubt
         most = min(_CLIP, doubt**0.5)
         off = min(most, max(-most, log(times))) if times > 0.0 else -most
-        self._logs = [
-            min(greatest, max(least, value + own * gain * off))
-            for (least, greatest), value, own in zip(self._bounds, self._logs, spread, strict=True)
-        ]
+        for at, (least, greatest) in enumerate(self._bounds):
+            self._logs[at] = min(greatest, max(least, self._logs[at] + spread[at] * gain * off))
         self.values = tuple(map(exp, self._logs))
         if abs(off) == most:
             return True  # what is far off says that something is wrong, and makes nothing more certain
         # A little less certain than the observation left it, and never less than at the beginning: else all
         # certainty would fade where observations do not differ, and one odd one move everything.
-        left = [
-            [own - mine * other * gain for own, other in zip(row, spread, strict=True)]
-            for row, mine in zip(self._covariance, spread, strict=True)
-        ]
-        fade = [
-            min(1.0 / _FADE, prior / left[at][at]) ** 0.5 if left[at][at] > 0.0 else 1.0
-            for at, prior in enumerate(self._prior)
-        ]
-        # The product first: rounded otherwise, two mirror images differ. That is never seen, so it grows by a
-        # hundredth each time, and after some thousand observations variances are negative.
-        self._covariance = [
-            [own * (mine * other) for own, other in zip(row, fade, strict=True)]
-            for row, mine in zip(left, fade, strict=True)
-        ]
+        fade: list[float] = []
+        for row in range(count):
+            certain = self._covariance[row][row] - spread[row] * spread[row] * gain
+            fade.append(min(1.0 / _FADE, self._prior[row] / certain) ** 0.5 if certain > 0.0 else 1.0)
+        # One half is computed and the other mirrors it: rounded in another order, the two would differ, which
+        # is never seen, so it would grow by a hundredth each time, until variances are negative.
+        for row in range(count):
+            mine, faded, own = spread[row], fade[row], self._covariance[row]
+            for column in range(row + 1):
+                left = (own[column] - mine * spread[column] * gain) * (faded * fade[column])
+                own[column] = left
+                self._covariance[column][row] = left
         return True
+
+
+def _product(one: Sequence[float], other: Sequence[float]) -> float:
+    total = 0.0
+    for at, value in enumerate(one):
+        total += value * other[at]
+    return total
