@@ -11,7 +11,6 @@ from typing import Final
 
 import yaml
 
-import router
 from router.base.clock import Clock, SystemClock
 from router.base.ids import ReplicaId
 from router.base.stamps import Stamps, stamps_of
@@ -35,7 +34,6 @@ from router.core.chain_watch import ChainWatch
 from router.core.engine import Engine
 from router.core.holdings import Holdings
 from router.core.model import Model
-from router.core.observer import Observer
 from router.core.plan import Plan
 from router.core.pullbook import PullBook
 from router.core.session import Session
@@ -53,24 +51,13 @@ from router.settings.credentials import Secrets
 from router.settings.fields import Address, parse_address
 from router.settings.load import Loaded
 from router.settings.sources import files_of
-from router.telemetry.access_log import AccessLog, access_log_metrics
 from router.telemetry.breaks import breaks_overview, session_breaks
 from router.telemetry.control import discovery_metrics, feed_metrics, reload_metrics
-from router.telemetry.counters import Counters
-from router.telemetry.fanout import Fanout
-from router.telemetry.health_log import HealthLog
-from router.telemetry.history import History
 from router.telemetry.kv import kv_metrics, pull_metrics
-from router.telemetry.log_file import LogFile
 from router.telemetry.metrics import Metrics, Section
-from router.telemetry.moves import Moves
-from router.telemetry.otlp import Envelope
 from router.telemetry.pairs import pair_metrics
-from router.telemetry.recent import RecentDecisions
+from router.telemetry.recording import Recording
 from router.telemetry.shadow import shadow_fields, shadow_metrics
-from router.telemetry.span_export import SpanExport, trace_metrics
-from router.telemetry.timelines import Timelines
-from router.telemetry.tracing import Tracing, resource_attributes
 
 _log = logging.getLogger(__name__)
 
@@ -123,43 +110,30 @@ class Router:
         self._parts = place.of if place is not None else 1
         plans = build_plans(loaded, self._parts)
         self.hearsay = Hearsay(self.clock) if place is not None else None
-        self.counters = Counters()
-        self.recent = RecentDecisions(
-            self.clock, worker=place.number if place is not None else 0, workers=self._parts
-        )
-        self.history = History(self.clock)
-        self.timelines = Timelines(self.clock)
-        self.moves = Moves(self.clock)
         self.chains = ChainWatch()
         secret = secrets.secret or _NO_SECRET
-        path = config.telemetry.access_log
-        self.access_log = LogFile(path) if path is not None else None
-        observers: list[Observer] = [
-            self.counters,
-            self.recent,
-            self.history,
-            self.timelines,
-            self.moves,
-            HealthLog(),
-        ]
+        self.recording = recording = Recording(
+            config.telemetry,
+            self.clock,
+            secret=secret,
+            url_of=self._url_of,
+            headers=secrets.otlp_headers,
+            tls=secrets.otlp_tls,
+            worker=place.number if place is not None else 0,
+            workers=self._parts,
+        )
         self.holdings = Holdings()
-        if self.access_log is not None:
-            observers.append(AccessLog(self.access_log, secret=secret))
-        self.span_export, tracing = self._tracing(loaded, secret)
-        if tracing is not None:
-            observers.append(tracing)
         self.shadow = Shadow(build_plan(loaded.shadow.value)) if loaded.shadow is not None else None
         if self.shadow is not None:
-            observers.append(self.shadow)
+            recording.observer.add(self.shadow)
         if self.hearsay is not None:
-            observers.append(self.hearsay)
-        self._fanout = fanout = Fanout(observers)
+            recording.observer.add(self.hearsay)
         self._prefetches = False
         pullbook = PullBook(plans[0].pull)
         self.engine = Engine(
             plans,
             rng=self._rng,
-            observer=fanout,
+            observer=recording.observer,
             pullbook=pullbook,
             holdings=self.holdings,
             on_detach=lambda error: _log.error(
@@ -186,8 +160,8 @@ class Router:
             tls=secrets.tls.context if secrets.tls is not None else None,
             chains=self.chains,
             hints=_hints(config, secrets, plans),
-            traces=tracing,
-            overhead=self.counters.overhead,
+            traces=recording.tracing,
+            overhead=recording.counters.overhead,
         )
         self.questions = Questions(
             self.engine, self.dataplane, self.chains, self.clock, lambda: self.secrets.keys
@@ -200,18 +174,15 @@ class Router:
             partial(reload_metrics, self.reloader),
             partial(discovery_metrics, self.discovery.status),
             partial(kv_metrics, self.kv_agents, self.prefetcher),
-            partial(pull_metrics, pullbook, self.counters.pulls, self.clock),
+            partial(pull_metrics, pullbook, recording.counters.pulls, self.clock),
             partial(feed_metrics, self.feeds.status),
             lambda build: pair_metrics(self.engine.pairs, self.dataplane.pairs, build),
+            *recording.sections,
         ]
-        if self.access_log is not None:
-            sections.append(partial(access_log_metrics, self.access_log))
-        if self.span_export is not None:
-            sections.append(partial(trace_metrics, self.span_export))
         if self.shadow is not None:
             sections.append(partial(shadow_metrics, self.shadow))
         metrics = Metrics(
-            self.counters,
+            recording.counters,
             self.engine,
             self.dataplane,
             self.clock,
@@ -227,11 +198,11 @@ class Router:
                 explain=self.questions.explain,
                 reloads=self.reloader,
                 insight=InsightSources(
-                    decisions=self.recent.newest,
-                    decision=self.recent.find,
-                    history=self.history,
-                    timeline=self.timelines.of,
-                    moves=self.moves.fields,
+                    decisions=recording.recent.newest,
+                    decision=recording.recent.find,
+                    history=recording.history,
+                    timeline=recording.timelines.of,
+                    moves=recording.moves.fields,
                     breaks=lambda limit, now: breaks_overview(self.chains, limit, now),
                     session=lambda key, now: session_breaks(self.chains, key, now),
                 ),
@@ -262,32 +233,6 @@ class Router:
             self._watches.append(self._settings_watch(look_every_s))
         self.succession = self._succession(loaded.folder, secret)
         self.discovery.list_config(list_config(config, secrets))
-
-    def _tracing(
-        self, loaded: Loaded[RouterConfig], secret: bytes
-    ) -> tuple[SpanExport | None, Tracing | None]:
-        """Where spans go and who makes them; nobody, where there is no collector."""
-        written = loaded.value.telemetry
-        if written.otlp is None:
-            return None, None
-        export = SpanExport(
-            written.otlp,
-            Envelope(resource_attributes(), "homing", router.__version__),
-            headers=self.secrets.otlp_headers,
-            tls=self.secrets.otlp_tls,
-        )
-        tracing = Tracing(
-            export,
-            sample=written.trace_sample,
-            follow=written.trace_parent == "follow",
-            secret=secret,
-            url_of=self._url_of,
-            now=self.clock.now,
-            # Not the router's own: that one is seeded where decisions are to be repeated, and two routers
-            # must not give one id to two traces.
-            rng=Random(),
-        )
-        return export, tracing
 
     def _url_of(self, replica: ReplicaId) -> str | None:
         try:
@@ -351,8 +296,7 @@ class Router:
             config.access.tenant_header,
             _hints(config, secrets, plans),
         )
-        if self.span_export is not None:
-            self.span_export.use(secrets.otlp_headers)
+        self.recording.use(secrets.otlp_headers)
         self.discovery.list_config(list_config(config, secrets))
         if found_otherwise:
             self.discovery.set_sources(sources)
@@ -388,7 +332,7 @@ class Router:
         if addresses and not self._prefetches:
             # Turns pay for it only where there is somebody to prefetch with.
             self._prefetches = True
-            self._fanout.add(self.prefetcher)
+            self.recording.observer.add(self.prefetcher)
         self.kv_agents.set_agents({name: AgentAddress(one.host, one.port) for name, one in addresses.items()})
 
     def _let_go(self, sessions: Iterable[Session]) -> None:
@@ -411,10 +355,7 @@ class Router:
     async def start(self) -> None:
         """Look at the replicas, then listen. Raises `HomingError` where an address cannot be had."""
         listen, admin = self.config.listen, self.config.admin.listen
-        if self.access_log is not None:
-            self.access_log.start()
-        if self.span_export is not None:
-            self.span_export.start()
+        self.recording.start()
         await self.succession.begin()
         # Whoever asks there is answered by the predecessor, which is ready, until this one is.
         shares_admin = self.succession.takes_over(ADMIN)
@@ -458,10 +399,7 @@ class Router:
         await self.kv_agents.close()
         await self._prober.close()
         await self.admin.close()
-        if self.access_log is not None:
-            self.access_log.close()
-        if self.span_export is not None:
-            await self.span_export.close()
+        await self.recording.close()
 
 
 def _shadow_failed(error: Exception) -> None:

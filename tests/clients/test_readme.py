@@ -24,6 +24,6 @@ async def test_the_openai_example_streams_an_answer_and_its_session_has_a_home(c
         await asyncio.to_thread(run)
         sessions = running.router.engine.sessions(10)
         assert [(session.source, session.turns) for session in sessions] == [("x-session-id", 2)]
-        decisions = running.router.recent.newest(10)
+        decisions = running.router.recording.recent.newest(10)
         assert [decision["kind"] for decision in decisions] == ["home", "new"]
     assert len(capsys.readouterr().out) > 20

@@ -43,7 +43,7 @@ async def converse(
 
 
 async def settled(running: Fleet, lines: int) -> None:
-    log = running.router.access_log
+    log = running.router.recording.access_log
     assert log is not None
     await until(lambda: log.written + log.lost >= lines)
 
@@ -103,7 +103,7 @@ async def test_a_rotated_log_is_two_that_can_each_be_replayed(tmp_path: Path) ->
             if number == 2:
                 path.rename(old)
                 # The look that begins the new file.
-                log = running.router.access_log
+                log = running.router.recording.access_log
                 assert log is not None
                 await running.chat(messages, headers={"X-Session-ID": "other"})
     for part, at_least in ((old, 3), (path, 3)):

@@ -561,7 +561,7 @@ async def test_predicted_cached_tokens_are_what_is_delivered_to_within_a_block()
             assert record.cached_tokens is not None
             delivered[record.headers["x-session-id"]] = record.cached_tokens
         newest: dict[str, int] = {}
-        counted = running.router.counters.prediction_error
+        counted = running.router.recording.counters.prediction_error
         assert counted.count == 36
         for decision in (await running.admin.get("/api/decisions?limit=100")).json()["decisions"]:
             newest.setdefault(decision["session"], decision["predicted_cached_tokens"])

@@ -282,7 +282,7 @@ async def test_what_waits_for_a_silent_collector_is_bounded() -> None:
 
 
 def tally(running: Fleet) -> SpanExport:
-    export = running.router.span_export
+    export = running.router.recording.span_export
     assert export is not None
     return export
 
