@@ -157,13 +157,15 @@ def _in_place(before: Outline, after: Outline, old_begins: list[int], new_begins
     if len(old_begins) == 1:
         return True
     both = min(len(old_begins), len(new_begins)) - 1
-    if both < 1:
-        return False
-    old_own, old_shapes = before.own.tolist(), before.shapes.tolist()
-    new_own, new_shapes = after.own.tolist(), after.shapes.tolist()
-    same = 0
+    wanted, may_differ = (both + 1) // 2, both // 2
     for place in range(1, both + 1):
         old, new = old_begins[place], new_begins[place]
-        if old_own[old] == new_own[new] or old_shapes[old] == new_shapes[new]:
-            same += 1
-    return 2 * same >= both
+        if before.own[old] == after.own[new] or before.shapes[old] == after.shapes[new]:
+            wanted -= 1
+            if not wanted:
+                return True
+        else:
+            may_differ -= 1
+            if may_differ < 0:
+                return False
+    return False

@@ -4,7 +4,6 @@ A chain says where two prompts part. An outline says what stands there and how t
 hashes are of single segments and not of all that precede them.
 """
 
-import sys
 from array import array
 from collections.abc import Callable, Sequence
 from enum import StrEnum
@@ -51,21 +50,10 @@ _FIRST_MESSAGE: Final = _PARTS.index(Part.MESSAGE)
 """The first of the tags that are messages and no part of the system prompt."""
 
 
-# Of the two halves of a 64-bit number as it lies in memory, the low one.
-_LOW: Final = 0 if sys.byteorder == "little" else 1
-
-
-# Hashes that are masked one by one before the views of memory are made.
-_FEW: Final = 8
-
-
-def low_32(hashes: Sequence[int]) -> "array[int]":
+def low_32(hashes: Sequence[Any]) -> "array[int]":
     """32 bits of each of these hashes of 64."""
-    if len(hashes) < _FEW:
-        return array("I", [each & 0xFFFF_FFFF for each in hashes])
-    # All at once: a mask makes each of them a number on the heap.
-    halves = memoryview(array("Q", hashes)).cast("B").cast("I")
-    return array("I", halves[_LOW::2].tolist())
+    # As objects, which they are: compiled code would look first whether each fits a register.
+    return array("I", [each & 0xFFFF_FFFF for each in hashes])
 
 
 class Outline:
@@ -129,7 +117,7 @@ class Outline:
 
     def message_units(self, begins: Sequence[int], units: Sequence[Any]) -> list[Any]:
         """Of the units that begin there, those that are messages and no part of the system prompt."""
-        tags = self.tags
+        tags = bytes(self.tags)
         return [units[place] for place, at in enumerate(begins) if tags[at] >= _FIRST_MESSAGE]
 
     def messages(self, end: int) -> int:
@@ -139,7 +127,7 @@ class Outline:
     def beginnings(self, start: int) -> list[int]:
         """Where what stands at `start` and behind it begins, each message or other part."""
         tags = bytes(self.tags)
-        if max(tags[start:], default=0) < CONTINUES:
+        if tags[start:].isascii():  # nothing continues
             return list(range(start, len(tags)))
         return [at for at in range(start, len(tags)) if not tags[at] & CONTINUES]
 
@@ -166,8 +154,8 @@ class Drawing:
     __slots__ = ("own", "shapes", "tags")
 
     def __init__(self) -> None:
-        self.tags = bytearray()
-        # Hashes of any width that fits 64 bits: compiled code holds them as objects.
+        self.tags: list[int] = []
+        # Hashes of any width: compiled code holds them as objects.
         self.own: list[Any] = []
         self.shapes: list[Any] = []
 
@@ -179,7 +167,9 @@ class Drawing:
 
     def outline(self, skipped: int = 0) -> Outline:
         """What was drawn, but for the first so many segments."""
-        return Outline(self.tags[skipped:], low_32(self.own[skipped:]), low_32(self.shapes[skipped:]))
+        return Outline(
+            bytearray(self.tags[skipped:]), low_32(self.own[skipped:]), low_32(self.shapes[skipped:])
+        )
 
 
 Describe = Callable[[int], Outline | None]

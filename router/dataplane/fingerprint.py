@@ -49,6 +49,8 @@ _ELEMENTS_MOST: Final = 20_000
 _COMMAS_MOST: Final = 1_000_000
 """The same before it is known how many there are: texts may have commas."""
 _join: Final = b"".join
+_hash64: Final = hash64
+"""Found at once: what another module defines is looked up by its name."""
 _MASK: Final = 0xFFFF_FFFF_FFFF_FFFF
 _QUOTE: Final = ord('"')
 _BRACKET: Final = ord("]")
@@ -109,11 +111,11 @@ class Segments:
         """One payload, in as many segments as it takes."""
         hashes, ends = self.hashes, self.ends
         last, end = hashes[-1], ends[-1]
-        hashes.append(hash64(payload[:CHUNK], last))
+        hashes.append(_hash64(payload[:CHUNK], last))
         ends.append(end + min(CHUNK, len(payload)))
         for at in range(CHUNK, len(payload), CHUNK):
             # The seed differs from that of a new payload, so one long text never equals two short ones.
-            hashes.append(hash64(payload[at : at + CHUNK], (hashes[-1] + 1) & _MASK))
+            hashes.append(_hash64(payload[at : at + CHUNK], (hashes[-1] + 1) & _MASK))
             ends.append(end + min(at + CHUNK, len(payload)))
 
     def add_tools(self, tools: bytes) -> None:
@@ -157,7 +159,7 @@ class Segments:
                 payload = message_payload(message, billing=billing) if careful else _as_sent(message)
             size = len(payload)
             if size <= CHUNK:
-                last = hash64(payload, last)
+                last = _hash64(payload, last)
                 end += size
                 hashes.append(last)
                 ends.append(end)

@@ -24,6 +24,7 @@ _ROLE_TAGS: Final = {f'"{role}"'.encode(): FIRST_ROLE + at for at, role in enume
 _ITEM: Final = FIRST_ROLE + len(ROLES) - 1
 _USER: Final = FIRST_ROLE + ROLES.index("user")
 """The first of the tags that are of no system prompt."""
+_ASSISTANT: Final = FIRST_ROLE + ROLES.index("assistant")
 
 # How much of one payload is looked through for digits, at some 2 ns a byte: all of any system prompt, and as
 # much of a message as has the time at its head, be it in a block. What follows counts as it is.
@@ -35,6 +36,8 @@ _GONE: Final = 0
 _WITHOUT_DIGITS: Final = bytes(0 if digit in b"0123456789" else digit for digit in range(256))
 _QUOTE: Final = ord('"')
 _join: Final = b"".join
+_hash64: Final = hash64
+"""Found at once: what another module defines is looked up by its name."""
 
 
 class BodyOutline:
@@ -126,7 +129,7 @@ def _end(messages: Sequence[Message], billing: bool, count: int) -> Outline | No
             return None
         payloads.append(payload)
         tags.append(tag)
-        segments += -(-len(payload) // CHUNK) or 1
+        segments += 1 if len(payload) <= CHUNK else -(-len(payload) // CHUNK)
     if segments < count:
         return None
     drawing = Drawing()
@@ -139,20 +142,23 @@ def _add(drawing: Drawing, payload: bytes, tag: int) -> None:
     """The segments of one payload."""
     size = len(payload)
     shaped = _SHAPED_MESSAGE if tag >= _USER else _SHAPED
-    if size <= shaped:
-        head, rest = payload, 0
-    else:
-        head, rest = payload[:shaped], hash64(payload[shaped:])
-    own = shape = hash64(head, rest)
+    head: bytes = payload
+    rest: Any = 0
+    if size > shaped:
+        head, rest = payload[:shaped], _hash64(payload[shaped:])
+    own: Any = _hash64(head, rest)
+    shape: Any = own
     bare = head.translate(_WITHOUT_DIGITS)
     if _GONE in bare:
-        shape = hash64(bare.replace(b"\0", b""), rest)
+        shape = _hash64(bare.replace(b"\0", b""), rest)
+    drawing.tags.append(tag)
+    drawing.shapes.append(shape)
     if size <= CHUNK:
-        drawing.add(tag, own, shape)
+        drawing.own.append(own)
         return
-    drawing.add(tag, hash64(payload[:CHUNK]), shape)
+    drawing.own.append(_hash64(payload[:CHUNK]))
     for at in range(CHUNK, size, CHUNK):
-        drawing.add(tag | CONTINUES, hash64(payload[at : at + CHUNK]), 0)
+        drawing.add(tag | CONTINUES, _hash64(payload[at : at + CHUNK]), 0)
 
 
 def _payload(message: Message, *, billing: bool) -> tuple[bytes, int, int]:
@@ -165,9 +171,18 @@ def _payload(message: Message, *, billing: bool) -> tuple[bytes, int, int]:
             pass
         else:
             if payload[-1] == _QUOTE and not (billing and payload.startswith(b'"system"')):
-                return payload, _ROLE_TAGS.get(payload[: len(role)], _ITEM), 0
+                return payload, _tag(payload[: len(role)]), 0
     objects = 1 + bytes(message.get("content", b"")).count(b"{")
-    tag = _ROLE_TAGS.get(bytes(message.get("role", b"")), _ITEM)
+    tag = _tag(bytes(message.get("role", b"")))
     if objects > CARE:
         return b"", tag, objects
     return message_payload(message, billing=billing), tag, objects
+
+
+def _tag(role: bytes) -> int:
+    """The tag of a message, from its role as sent."""
+    if role == b'"user"':
+        return _USER
+    if role == b'"assistant"':
+        return _ASSISTANT
+    return _ROLE_TAGS.get(role, _ITEM)
