@@ -48,6 +48,7 @@ _PARTS: Final = (
 )
 _FIRST_MESSAGE: Final = _PARTS.index(Part.MESSAGE)
 """The first of the tags that are messages and no part of the system prompt."""
+_MESSAGES: Final = bytes(tag | more for tag in range(_FIRST_MESSAGE, len(_PARTS)) for more in (0, CONTINUES))
 
 
 def low_32(hashes: Sequence[Any]) -> "array[int]":
@@ -118,6 +119,8 @@ class Outline:
     def message_units(self, begins: Sequence[int], units: Sequence[Any]) -> list[Any]:
         """Of the units that begin there, those that are messages and no part of the system prompt."""
         tags = bytes(self.tags)
+        if units and not tags[begins[0] :].translate(None, _MESSAGES):
+            return list(units)
         return [units[place] for place, at in enumerate(begins) if tags[at] >= _FIRST_MESSAGE]
 
     def messages(self, end: int) -> int:

@@ -28,9 +28,6 @@ from router.core.memory import ShelfMemory
 # a shelf with a million entries is spread over the touches that follow.
 _SPREAD: Final = 1024
 
-# New segments of a chain that are listed one by one.
-_FEW: Final = 4
-
 
 class _Run:
     """Segments one behind the other, on one shelf. Each is more recent than those behind it."""
@@ -120,7 +117,7 @@ class PrefixIndex:
     def __init__(self, *, max_segments: int = 2_000_000) -> None:
         """`max_segments` bounds the entries of all shelves together; a segment on two shelves is two."""
         self._max_segments = max_segments
-        self._masks: dict[Any, int] = {}
+        self._masks: dict[Any, Any] = {}
         self._open: dict[int, _Shelf] = {}
         self._open_bits = 0
         self._retired: deque[_Shelf] = deque()
@@ -223,21 +220,20 @@ class PrefixIndex:
     ) -> int:
         """List the segments of a chain from `known` on, behind the runs of the `path`. Answers how many."""
         new: list[Any] = list(hashes[known:count])
-        bit, masks = shelf.bit, self._masks
-        # Many at once, which share one number; a turn has two or three, and sets would take longer.
-        fresh = dict.fromkeys(new, bit) if len(new) > _FEW else None
-        if fresh is not None and len(fresh) == len(new) and masks.keys().isdisjoint(fresh):
-            masks.update(fresh)
-        else:
-            for at, segment in enumerate(new):
-                mask = masks.get(segment, 0)
-                if mask & bit:
-                    # Two segments have one hash. What comes second is not listed, nor what follows it.
-                    del new[at:]
-                    break
+        masks = self._masks
+        bit: Any = shelf.bit  # the very object, which all of the shelf's own segments share
+        for at, segment in enumerate(new):
+            mask: Any = masks.get(segment)
+            if mask is None:
+                masks[segment] = bit
+            elif mask & bit:
+                # Two segments have one hash. What comes second is not listed, nor what follows it.
+                del new[at:]
+                break
+            else:
                 masks[segment] = mask | bit
-            if not new:
-                return 0
+        if not new:
+            return 0
         added = len(new)
         before = ends[known - 1] if known else 0
         held = ends[known + added - 1] - before

@@ -119,7 +119,7 @@ class RequestReader:
         try:
             if not body.isascii():
                 body.decode()
-            check_shape(body)
+            opened = check_shape(body)
             usual = reading.decode_usual(body)
             head = usual if usual is not None else reading.decode(body)
             model = head.model or ""
@@ -151,7 +151,7 @@ class RequestReader:
         )
         if long and plain and chain.system:
             assert session is not None
-            self._keep(body, head, read, care, path, tenant, session)
+            self._keep(body, head, read, care, opened, path, tenant, session)
         return read
 
     def _keep(
@@ -160,6 +160,7 @@ class RequestReader:
         head: Head,
         read: Read,
         care: int,
+        opened: int | None,
         path: str,
         tenant: TenantId,
         session: SessionKey,
@@ -168,7 +169,7 @@ class RequestReader:
         messages = head.messages
         span = end_of_messages(body, messages) if not isinstance(messages, UnsetType) else None
         if span is not None and is_all(body, *span):
-            mark = Mark(span[1], braces(body), _note(read.chain, care))
+            mark = Mark(span[1], braces(body) if opened is None else opened, _note(read.chain, care))
             self._stems.keep(session, Stem(body, [mark], _Made(path, tenant, read)))
 
     def _go_on(

@@ -31,21 +31,26 @@ def braces(text: bytes) -> int:
     return len(text) - len(text.replace(b"{", b""))
 
 
-def check_shape(body: bytes) -> None:
-    """Raise `Refused` where `body` has more values than are read.
+def check_shape(body: bytes) -> int | None:
+    """Raise `Refused` where `body` has more values than are read. The answer is how many braces open in it,
+    where they were counted.
 
     What is not JSON passes, or fails, as if the part that is stood alone: the decoder refuses it in any case.
     """
     size = len(body)
-    if size < _SMALL or (size < _MIDDLING and braces(body) <= MAX_OBJECTS):
-        return
+    if size < _SMALL:
+        return None
+    if size < _MIDDLING:
+        opened = braces(body)
+        if opened <= MAX_OBJECTS:
+            return opened
     # Braces and quotes in texts are counted too, so these say only that there cannot be too many.
     if (
         body.count(b"{") <= MAX_OBJECTS
         and body.count(b"[") <= MAX_LISTS
         and body.count(b'"') <= 2 * MAX_STRINGS
     ):
-        return
+        return None
     if b"\\" in body:
         # What is left is never valid again, but each quote in it begins or ends a string.
         body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
@@ -57,6 +62,7 @@ def check_shape(body: bytes) -> None:
         raise _too_many(MAX_OBJECTS, "messages, blocks and other objects")
     if outside.count(b"[") > MAX_LISTS:
         raise _too_many(MAX_LISTS, "lists")
+    return None
 
 
 def _too_many(most: int, what: str) -> Refused:
