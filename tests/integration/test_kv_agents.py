@@ -544,30 +544,41 @@ async def test_a_load_that_is_cancelled_ends(fleet):
 
 
 async def test_a_burst_of_failures_opens_the_breaker_and_it_closes_again(fleet):
-    policy = BreakerPolicy(rest_s=5.0, step_s=2.0, first_share=0.5)
+    """Each pull is of a block that its source has damaged."""
     clock = ManualClock()
-    a, b, one, two, _ = await fleet.pair(breaker=policy, clock=clock)
-    hashes = await stored(a, one, count=40)
-    source = b.sources["a"]
-    for number in range(20):
-        source.ended("stall", size=0, seconds=1.0, now=b.clock.now())
-        assert (source.breaker.state(b.clock.now()) is BreakerState.OPEN) == (number == 19)
-    _, found = await two.ask(hashes)
-    assert (found.blocks, found.reason) == (0, "breaker")
+    a, b, one, two, _ = await fleet.pair(breaker=BreakerPolicy(first_share=0.5), clock=clock)
+    source, names = b.sources["a"], [f"x{number}" for number in range(50)]
+    for name in names:
+        await stored(a, one, name, count=1)
+    damaged = [chain(name, 1) for name in names[:20]]
+    for hashes in damaged:
+        (block,) = a.shelf.store.prefix(NAMESPACE.space, "t", hashes)
+        a.shelf.bytes_of(block)[7] ^= 1
+    for number, hashes in enumerate(damaged):
+        assert source.breaker.state(clock.now()) is BreakerState.CLOSED, number
+        request, found = await two.ask(hashes)
+        assert found.blocks == 1
+        assert await two.load(request, 1) == ([], (0, "source"))
+    # The twentieth opened it: nobody pulls, and what is sound there is to be computed.
     assert b.stats()["breaker_open"] == 1
+    sound = [chain(name, 1) for name in names[20:]]
+    _, found = await two.ask(sound[0])
+    assert (found.blocks, found.reason) == (0, "breaker")
+    assert b.stats()["pulls_failed_total"] == b.stats()["damaged_total"] == 20
     clock.advance(5.0)
     assert source.breaker.state(clock.now()) is BreakerState.RETURNING
-    done = 0
-    for _ in range(10):
-        request, found = await two.ask(hashes[done : done + 1], tenant="t")
-        assert (found.blocks, found.local) == (1, 0)
-        _, end = await two.load(request, 1)
-        done += end.blocks
-        clock.advance(2.0)
-        if source.breaker.state(clock.now()) is BreakerState.CLOSED:
-            break
-    assert source.breaker.state(clock.now()) is BreakerState.CLOSED
-    assert done >= 1
+    ends = []
+    while source.breaker.state(clock.now()) is BreakerState.RETURNING:
+        request, _ = await two.ask(sound[len(ends)])
+        blocks, end = await two.load(request, 1)
+        assert blocks == whole(sound[len(ends)][: end.blocks])
+        ends.append(end)
+        clock.advance(0.5)
+    assert b.stats()["breaker_open"] == 0
+    # Not all at once: half of them at first.
+    assert {"done", "source"} == {end.reason for end in ends}
+    request, _ = await two.ask(sound[-1])
+    assert await two.load(request, 1) == (whole(sound[-1]), (1, "done"))
 
 
 async def test_a_sources_budget_is_kept(fleet):
