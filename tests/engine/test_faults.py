@@ -7,7 +7,7 @@ took.
 import concurrent.futures
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,11 +22,14 @@ BLOCK_BYTES = 256 * 1024
 """Of the small model: 4 layers, keys and values, 2 heads of 64, float32."""
 LIMITS = {"stall_ms": 1000, "deadline_ms": 3000}
 PATIENT = {"stall_ms": 250_000, "deadline_ms": 270_000}
+LIMIT_S = 200.0
+"""For what has to happen while such a load goes on."""
 OFFERS, LOADS, PREEMPTIONS = (
     "vllm:homing_offers_total",
     "vllm:homing_loads_total",
     "vllm:num_preemptions_total",
 )
+GENERATED, RUNNING = "vllm:generation_tokens_total", "vllm:num_requests_running"
 
 
 @pytest.fixture(scope="module")
@@ -397,10 +400,10 @@ def test_others_are_preempted_while_a_request_loads(
     with load_of(b) as load, concurrent.futures.ThreadPoolExecutor(1 + len(growing)) as pool:
         loading = pool.submit(b.ask, prompt, tokens=8, sources=["a"], limits=PATIENT)
         assert way.faults.dripping.wait(PATIENCE_S)
-        # Even if one of them has to wait for room, the others outgrow it.
-        asked = [pool.submit(b.ask, one, tokens=400, sources=[]) for one in growing]
+        # With 40 blocks each they fit, and with the second one that each of them fills they do not.
+        asked = [pool.submit(b.ask, one, tokens=2 * BLOCK, sources=[]) for one in growing]
         try:
-            then = await_preemption(b, before, loading)
+            then = await_preemption(b, before, asked)
         finally:
             way.go_on()
         # Of the loads that were offered one had not ended: the one that drips.
@@ -412,18 +415,26 @@ def test_others_are_preempted_while_a_request_loads(
             assert_greedy(a, one, answer.result())
     assert set(load.reasons) == {"done"}
     assert load.loaded >= FULL
+    # Told once those that were preempted go on.
+    assert b.metrics().sum(PREEMPTIONS) > before.sum(PREEMPTIONS)
 
 
 def await_preemption(
-    replica: Replica, since: Metrics, loading: concurrent.futures.Future[Answer], within_s: float = 200.0
+    replica: Replica, since: Metrics, asked: Sequence[concurrent.futures.Future[Answer]]
 ) -> Metrics:
-    """Until the engine has preempted a request, before one that loads is done; its figures at that moment."""
-    until = time.monotonic() + within_s
+    """Until the engine has preempted one of these, which it was given at once; its figures at that moment.
+
+    Its own count of preemptions grows only when the preempted one goes on, for which there has to be room.
+    Before that, fewer run than were begun, and none is answered.
+    """
+    until = time.monotonic() + LIMIT_S
     while True:
         found = replica.metrics()
-        if found.sum(PREEMPTIONS) > since.sum(PREEMPTIONS):
+        is_loaded = found.sum(LOADS) - since.sum(LOADS) >= len(asked)
+        is_begun = is_loaded and found.sum(GENERATED) - since.sum(GENERATED) >= len(asked) * BLOCK // 2
+        if is_begun and found.sum(RUNNING) < len(asked):
+            assert not any(one.done() for one in asked), "one is answered: it may have made the difference"
             return found
-        assert not loading.done(), "it has loaded already"
         assert time.monotonic() < until, f"nothing is preempted:\n{found.about('vllm:')}"
         # To tell costs the replica as much as some steps.
         time.sleep(0.5)
