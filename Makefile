@@ -99,7 +99,7 @@ $(ENGINE_VENV)/.installed: tools/engine/requirements.txt
 
 engine-test: $(STAMP) $(ENGINE_VENV)/.installed ## the connector inside real vLLM engines, on the processor
 	PYTHONPATH=. $(ENGINE_VENV)/bin/python -m pytest -c tests/engine/inside/pytest.ini tests/engine/inside
-	HOMING_ENGINE=$(ENGINE_VENV)/bin/python $(BIN)/python -m pytest --timeout 1500 -o timeout_method=signal tests/engine
+	HOMING_ENGINE=$(ENGINE_VENV)/bin/python $(BIN)/python -m pytest --timeout 3000 -o timeout_method=signal tests/engine
 
 engine-check: $(STAMP) $(ENGINE_VENV)/.installed ## the part of engine-test that takes a minute or two
 	PYTHONPATH=. $(ENGINE_VENV)/bin/python -m pytest -c tests/engine/inside/pytest.ini tests/engine/inside

@@ -10,7 +10,6 @@ without. Medians; ratios with a 95 % interval by bootstrap over pairs.
 
 import argparse
 import asyncio
-import concurrent.futures
 import json
 import os
 import random
@@ -18,26 +17,15 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from support.real_engines import (
-    ARENA_MIB,
-    BLOCK,
-    AgentProcess,
-    GatewayProcess,
-    Plan,
-    Replica,
-    engines,
-    fleet,
-    make_model,
-    roomy,
-    text,
-)
+from support.real_cost import measure as measure_cost
+from support.real_engines import BLOCK, AgentProcess, GatewayProcess, Plan, Replica, fleet, text
 from support.real_pairs import DECODE, pairs
 from support.real_router import Router
 
@@ -211,47 +199,27 @@ class TimedPlan(Plan):
         return super().transfer_config(folder) | timed
 
 
-def cost(folder: Path, rounds: int, apart: bool) -> None:
-    """With the connector and nothing to pull, beside an engine without one."""
+def inside(folder: Path, rounds: int, apart: bool) -> None:
+    """What the connector's own calls take of a prompt that is computed."""
     chance = random.Random(2)
-    model = make_model(folder.parent / "model")
-    arena = Path(tempfile.mkdtemp(prefix="homing-test-", dir=roomy(ARENA_MIB)))
-    agent = AgentProcess("with", folder, arena_folder=arena)
-    agent.start()
     account = folder / "times.json"
-    plans = [
-        TimedPlan(name="with", agent=agent, apart=apart, environment={"HOMING_TIMES": str(account)}),
-        Plan(name="without", connector=None, apart=apart),
-    ]
-    try:
-        with engines(plans, folder, model) as replicas:
-            work: dict[str, list[float]] = {}
-            inside: list[dict[str, float]] = []
-
-            def once(replica: Replica) -> float:
-                worked, spent = replica.processor_s(), spent_s(account)
-                seconds = replica.ask(text(chance, LENGTH)).seconds
-                work.setdefault(replica.name, []).append(replica.processor_s() - worked)
-                if replica.name == "with":
-                    inside.append({name: s - spent.get(name, 0.0) for name, s in spent_s(account).items()})
-                return seconds
-
-            print(f"nothing to pull, {rounds} pairs in turn: with the connector / without", flush=True)
-            first = interleaved(replicas, rounds, once)
-            show_ratio(f"  time to first token, {LENGTH} tokens", first["with"], first["without"])
-            show_ratio("  the same, the engine's processor time", work["with"], work["without"])
-            print("  processor time in the connector's calls, of all that the engine takes for a prompt")
-            show_ratio("    in all", [sum(one.values()) for one in inside], work["with"])
-            for name in sorted(inside[0], key=lambda name: -sum(one.get(name, 0.0) for one in inside))[:4]:
-                middle = statistics.median(one.get(name, 0.0) for one in inside)
-                print(f"    {name:<40} {middle * 1000:9.1f} ms", flush=True)
-            many = interleaved(replicas, max(4, rounds // 2), lambda replica: burst(replica, chance))
-            show_ratio("  8 requests at once, 1,000 + 64 tokens", many["with"], many["without"])
-    finally:
-        agent.stop()
-        for left in arena.iterdir():
-            left.unlink()
-        arena.rmdir()
+    made: list[tuple[dict[str, float], float]] = []
+    with fleet(
+        folder, "a", apart=apart, kind=TimedPlan, environment={"HOMING_TIMES": str(account)}
+    ) as replicas:
+        replica = replicas["a"]
+        for _ in range(rounds):
+            worked, spent = replica.processor_s(), spent_s(account)
+            replica.ask(text(chance, LENGTH))
+            calls = {name: s - spent.get(name, 0.0) for name, s in spent_s(account).items()}
+            made.append((calls, replica.processor_s() - worked))
+    print(f"nothing to pull, {rounds} prompts of {LENGTH} tokens: processor time in the connector's calls")
+    show_ratio(
+        "  of all that the engine takes", [sum(one.values()) for one, _ in made], [all for _, all in made]
+    )
+    every = [(statistics.median(one.get(name, 0.0) for one, _ in made), name) for name in made[0][0]]
+    for middle, name in sorted(every, reverse=True)[:5]:
+        print(f"    {name:<40} {middle * 1000:9.1f} ms", flush=True)
 
 
 def spent_s(account: Path) -> dict[str, float]:
@@ -260,24 +228,6 @@ def spent_s(account: Path) -> dict[str, float]:
         return {}
     told: dict[str, list[float]] = json.loads(account.read_text())
     return {name: processor for name, (_calls, _wall, processor) in told.items()}
-
-
-def interleaved(
-    replicas: dict[str, Replica], rounds: int, once: Callable[[Replica], float]
-) -> dict[str, list[float]]:
-    """Both in turn, the first one changing, so that what the machine does else hits both."""
-    times: dict[str, list[float]] = {name: [] for name in replicas}
-    for number in range(rounds):
-        for name in sorted(replicas, reverse=bool(number % 2)):
-            times[name].append(once(replicas[name]))
-    return times
-
-
-def burst(replica: Replica, chance: random.Random) -> float:
-    """The time of eight answers at once."""
-    prompts = [text(chance, 1000) for _ in range(8)]
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        return max(answer.seconds for answer in pool.map(lambda one: replica.ask(one, tokens=64), prompts))
 
 
 def pair_turns(folder: Path, rounds: int, apart: bool) -> None:
@@ -333,23 +283,35 @@ def chat(router: Router, chance: random.Random, session: str, *, back: bool) -> 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
-        "what", choices=["pulls", "gateway", "int8", "cost", "pairs"], nargs="?", help="all, if none is named"
+        "what",
+        choices=["pulls", "gateway", "int8", "cost", "inside", "pairs"],
+        nargs="?",
+        help="all, if none is named",
     )
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--apart", action="store_true", help="scheduler and worker in processes of their own")
+    parser.add_argument(
+        "--beside", action="store_true", help="in `cost`, engines without a connector as well"
+    )
+    parser.add_argument("--keep", type=Path, help="a file that rounds of `cost` are added to")
     arguments = parser.parse_args()
+
+    def cost(folder: Path, rounds: int, apart: bool) -> None:
+        measure_cost(folder, rounds, apart=apart, beside=arguments.beside, keep=arguments.keep)
+
     for name, measure in (
         ("pulls", pulls),
         ("gateway", gateway),
         ("int8", int8),
         ("cost", cost),
+        ("inside", inside),
         ("pairs", pair_turns),
     ):
         if arguments.what in (None, name):
             with tempfile.TemporaryDirectory(prefix="homing-") as folder:
-                inside = Path(folder) / name
-                inside.mkdir()
-                measure(inside, arguments.rounds, arguments.apart)
+                place = Path(folder) / name
+                place.mkdir()
+                measure(place, arguments.rounds, arguments.apart)
 
 
 if __name__ == "__main__":

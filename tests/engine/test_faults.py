@@ -13,7 +13,18 @@ from typing import Any
 
 import pytest
 from support.kv_proxy import ProxyThread
-from support.real_engines import BLOCK, PATIENCE_S, AgentProcess, Answer, Metrics, Replica, fleet, text
+from support.patience import Patience
+from support.real_engines import (
+    BLOCK,
+    PATIENCE_S,
+    REQUEST_S,
+    AgentProcess,
+    Answer,
+    Metrics,
+    Replica,
+    fleet,
+    text,
+)
 
 LENGTH = 7000
 FULL = (LENGTH - 1) // BLOCK
@@ -340,7 +351,7 @@ def test_a_request_that_is_aborted_while_it_loads_gives_its_blocks_back(
     reconnected(a, b)
     oracle = a.ask(prompt, tokens=8).said[0]
     way.faults.hold_after = bytes_of(landed + 0.5)
-    leaving = b.begin(prompt, tokens=200, sources=["a"], limits={"stall_ms": 60_000, "deadline_ms": 90_000})
+    leaving = b.begin(prompt, tokens=200, sources=["a"], limits=PATIENT)
     way.await_hold()
     b.await_busy()
     leaving.close()
@@ -399,7 +410,7 @@ def test_others_are_preempted_while_a_request_loads(
     way.faults.drip_after = bytes_of(20.5)
     with load_of(b) as load, concurrent.futures.ThreadPoolExecutor(1 + len(growing)) as pool:
         loading = pool.submit(b.ask, prompt, tokens=8, sources=["a"], limits=PATIENT)
-        assert way.faults.dripping.wait(PATIENCE_S)
+        assert way.faults.dripping.wait(REQUEST_S)
         # With 40 blocks each they fit, and with the second one that each of them fills they do not.
         asked = [pool.submit(b.ask, one, tokens=2 * BLOCK, sources=[]) for one in growing]
         try:
@@ -427,7 +438,7 @@ def await_preemption(
     Its own count of preemptions grows only when the preempted one goes on, for which there has to be room.
     Before that, fewer run than were begun, and none is answered.
     """
-    until = time.monotonic() + LIMIT_S
+    patience = Patience(LIMIT_S)
     while True:
         found = replica.metrics()
         is_loaded = found.sum(LOADS) - since.sum(LOADS) >= len(asked)
@@ -435,7 +446,7 @@ def await_preemption(
         if is_begun and found.sum(RUNNING) < len(asked):
             assert not any(one.done() for one in asked), "one is answered: it may have made the difference"
             return found
-        assert time.monotonic() < until, f"nothing is preempted:\n{found.about('vllm:')}"
+        assert not patience.is_over, f"nothing is preempted:\n{found.about('vllm:')}"
         # To tell costs the replica as much as some steps.
         time.sleep(0.5)
 
@@ -466,9 +477,9 @@ def in_time(answer: Answer, computed_s: float) -> bool:
 def reconnected(*replicas: Replica) -> None:
     """Until each engine has its agent, and each agent its peers: an agent that was started anew takes a while
     to be found, and an engine only looks while it has something to do."""
-    until = time.monotonic() + PATIENCE_S
+    patience = Patience(PATIENCE_S)
     chance = random.Random(time.monotonic())
-    while time.monotonic() < until:
+    while not patience.is_over:
         for replica in replicas:
             replica.ask(text(chance, 70))
         time.sleep(0.05)

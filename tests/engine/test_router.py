@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from support.patience import Patience
 from support.real_engines import BLOCK, PATIENCE_S, Replica, fleet, text
 from support.real_router import Router
 
@@ -60,9 +61,9 @@ def begin_at_a(fleet: Fleet, session: str, tokens: int = 5000) -> Messages:
 
 def await_pull(router: Router, messages: Messages, session: str) -> None:
     """Until the router would have `b` pull the turn: agents tell what they hold a moment later."""
-    until = time.monotonic() + PATIENCE_S
+    patience = Patience(PATIENCE_S)
     while (would := router.explain(messages, session))["kind"] != "pull":
-        assert time.monotonic() < until, would
+        assert not patience.is_over, would
         time.sleep(0.05)
     assert would["replica"] == "b"
 

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from support.patience import Patience
+
 DRIP: Final = (1, 0.02)
 
 
@@ -132,9 +134,9 @@ class ProxyThread:
 
     def await_hold(self, within_s: float = 60.0) -> None:
         """Until `hold_after` has come true: so many bytes are there, and no more will come."""
-        until = time.monotonic() + within_s
+        patience = Patience(within_s)
         while self.faults.passing.is_set():
-            if time.monotonic() > until:
+            if patience.is_over:
                 raise AssertionError("less came than was to be held after")
             time.sleep(0.001)
 

@@ -27,6 +27,7 @@ import httpx
 
 from router.kv.hint import sign
 from support.kv_proxy import ProxyThread
+from support.patience import Patience
 
 TREE: Final = Path(__file__).parents[2]
 SECRET: Final = "a secret of the fleet for tests, long enough"
@@ -35,7 +36,10 @@ BLOCK: Final = 64
 ARENA_MIB: Final = 512
 READY_S: Final = 600.0
 PATIENCE_S: Final = 300.0
-"""Waits end with what they wait for. This is for what hangs, and not for what a busy machine is slow with."""
+"""Of our own time. Waits end with what they wait for: this is for what hangs, and not for what a busy machine
+is slow with."""
+REQUEST_S: Final = 1200.0
+"""For whoever answers a request, likewise; of the world's time."""
 
 
 def engine_python() -> str:
@@ -52,6 +56,12 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def worked_s(process: int) -> float:
+    """What a process has had of the processor until now (Linux)."""
+    threads = Path(f"/proc/{process}/task").iterdir()
+    return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
 
 
 def roomy(mib: int) -> str | None:
@@ -96,9 +106,9 @@ class KvProcess:
             preexec_fn=die_with_parent,
         )
         log.close()
-        until = time.monotonic() + READY_S
+        patience = Patience(READY_S)
         while not self._answers():
-            if self.process.poll() is not None or time.monotonic() > until:
+            if self.process.poll() is not None or patience.is_over:
                 raise RuntimeError((self.folder / f"{self.name}.agent.log").read_text()[-2000:])
             time.sleep(0.05)
 
@@ -122,11 +132,16 @@ class KvProcess:
 
     def metrics(self) -> "Metrics":
         """Its figures as they are now."""
-        return Metrics(httpx.get(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=PATIENCE_S).text)
+        return Metrics(httpx.get(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=REQUEST_S).text)
 
     def figure(self, name: str) -> float:
         """One of them."""
         return self.metrics().sum(f"homing_kv_{name}")
+
+    def processor_s(self) -> float:
+        """What it has had of the processor until now (Linux)."""
+        assert self.process is not None
+        return worked_s(self.process.pid)
 
     def kill(self) -> None:
         """As if its machine had lost power."""
@@ -149,7 +164,7 @@ class KvProcess:
         if self.process is not None:
             self.process.send_signal(signal.SIGCONT)
             self.process.send_signal(number)
-            self.process.wait(PATIENCE_S)
+            self.process.wait(REQUEST_S)
             self.process = None
 
 
@@ -211,9 +226,9 @@ class GatewayProcess(KvProcess):
 
     def await_blocks(self, count: int, within_s: float = PATIENCE_S) -> None:
         """Until it holds so many: pushes come after the answer."""
-        until = time.monotonic() + within_s
+        patience = Patience(within_s)
         while (found := self.blocks()) < count:
-            if time.monotonic() > until:
+            if patience.is_over:
                 raise AssertionError(f"{self.name} holds {found} blocks, not {count}")
             time.sleep(0.02)
 
@@ -252,13 +267,13 @@ class Replica:
         self.agent = agent
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
-        self.client = httpx.Client(base_url=self.url, timeout=PATIENCE_S)
+        self.client = httpx.Client(base_url=self.url, timeout=REQUEST_S)
         self.asked = 0
         self.session = 0
         """Of its processes, as the system numbers sessions."""
 
     def ask(
-        self, prompt: str | Sequence[Mapping[str, Any]], *, timeout_s: float = PATIENCE_S, **more: Any
+        self, prompt: str | Sequence[Mapping[str, Any]], *, timeout_s: float = REQUEST_S, **more: Any
     ) -> Answer:
         """Greedy; `more` as `request` takes it. After `timeout_s` the client leaves."""
         path, sent, headers = self.request(prompt, **more)
@@ -269,7 +284,7 @@ class Replica:
     def begin(self, prompt: str | Sequence[Mapping[str, Any]], **more: Any) -> http.client.HTTPConnection:
         """The same, not waited for. To close the connection is to leave."""
         path, sent, headers = self.request(prompt, **more)
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=REQUEST_S)
         connection.request(
             "POST", path, body=json.dumps(sent), headers={"Content-Type": "application/json", **headers}
         )
@@ -319,17 +334,16 @@ class Replica:
 
     def processor_s(self) -> float:
         """What its processes have had of the processor until now (Linux)."""
-        total = 0
+        total = 0.0
         for folder in Path("/proc").iterdir():
             try:
                 # After the name, which may hold anything: state, parent, group, session.
                 fields = (folder / "stat").read_text().rpartition(")")[2].split()
                 if folder.name.isdigit() and int(fields[3]) == self.session:
-                    for thread in (folder / "task").iterdir():
-                        total += int((thread / "schedstat").read_text().split()[0])
+                    total += worked_s(int(folder.name))
             except (OSError, IndexError):
                 continue
-        return total / 1e9
+        return total
 
     def is_well(self) -> bool:
         try:
@@ -343,21 +357,21 @@ class Replica:
 
     def await_busy(self, seconds: float = PATIENCE_S) -> None:
         """Until some of its blocks are taken: it tells so a step later."""
-        until = time.monotonic() + seconds
+        patience = Patience(seconds)
         while not self.metrics().sum("vllm:kv_cache_usage_perc"):
-            if time.monotonic() > until:
+            if patience.is_over:
                 raise AssertionError(f"{self.name}: no block is taken")
             time.sleep(0.02)
 
     def await_idle(self, seconds: float = PATIENCE_S) -> "Metrics":
         """Until nothing runs or waits and no block is taken."""
-        until = time.monotonic() + seconds
+        patience = Patience(seconds)
         while True:
             found = self.metrics()
             taken = found.sum("vllm:num_requests_running") + found.sum("vllm:num_requests_waiting")
             if not taken and not found.sum("vllm:kv_cache_usage_perc"):
                 return found
-            if time.monotonic() > until:
+            if patience.is_over:
                 usage = found.sum("vllm:kv_cache_usage_perc")
                 raise AssertionError(f"{self.name}: {taken} requests, {usage} of the blocks taken")
             time.sleep(0.1)
@@ -518,7 +532,7 @@ def engines(plans: Sequence[Plan], folder: Path, model: Path) -> Iterator[dict[s
             yield replicas
         finally:
             starter.stdin.close()
-            starter.wait(PATIENCE_S)
+            starter.wait(REQUEST_S)
             assert starter.stdout is not None
             starter.stdout.close()
             for replica in replicas.values():
@@ -533,17 +547,18 @@ def fleet(
     pool: GatewayProcess | None = None,
     codec: str = "raw",
     proxied: bool = False,
+    kind: type[Plan] = Plan,
     **plan: Any,
 ) -> Iterator[dict[str, Replica]]:
     """Replicas of these names, a KV agent beside each that knows all others, or the pool alone where there is
     one. `codec` is that of pushes; `proxied`: agents reach each other through proxies with faults; `plan` is
-    for all replicas."""
+    for all replicas, and `kind` whose it is."""
     model = make_model(folder.parent / "model")
     arenas = Path(tempfile.mkdtemp(prefix="homing-test-", dir=roomy(len(names) * ARENA_MIB)))
     agents = {name: AgentProcess(name, folder, arena_folder=arenas, codec=codec) for name in names}
     # On a busy machine a pull may take longer than computing: in tests it is to be right, not fast.
     connector = {"deadline_share": 600, "answer_s": 20, **plan.pop("connector", {})}
-    plans = [Plan(name=name, agent=agent, connector=connector, **plan) for name, agent in agents.items()]
+    plans = [kind(name=name, agent=agent, connector=connector, **plan) for name, agent in agents.items()]
     try:
         for agent in agents.values() if proxied else ():
             agent.proxy = ProxyThread(agent.port)
@@ -576,11 +591,11 @@ def text(chance: random.Random, length: int) -> str:
 
 
 def _await_ready(starter: subprocess.Popen[bytes], replicas: Sequence[Replica]) -> None:
-    until = time.monotonic() + READY_S
+    patience = Patience(READY_S)
     waiting = list(replicas)
     while waiting:
         waiting = [replica for replica in waiting if not replica.is_well()]
-        if waiting and (starter.poll() is not None or time.monotonic() > until):
+        if waiting and (starter.poll() is not None or patience.is_over):
             raise RuntimeError(f"{waiting[0].name} does not start:\n{_tail(waiting[0].log)}")
         select.select([], [], [], 0.2)
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import httpx
 
-from support.real_engines import PATIENCE_S, READY_S, SECRET, TREE, Metrics, die_with_parent, free_port
+from support.patience import Patience
+from support.real_engines import READY_S, REQUEST_S, SECRET, TREE, Metrics, die_with_parent, free_port
 
 
 class Router:
@@ -58,10 +59,10 @@ class Router:
                 },
                 preexec_fn=die_with_parent,
             )
-        self.client = httpx.Client(timeout=PATIENCE_S)
-        until = time.monotonic() + READY_S
+        self.client = httpx.Client(timeout=REQUEST_S)
+        patience = Patience(READY_S)
         while not self._is_ready():
-            if self.process.poll() is not None or time.monotonic() > until:
+            if self.process.poll() is not None or patience.is_over:
                 raise RuntimeError(self.log.read_text())
             time.sleep(0.1)
 

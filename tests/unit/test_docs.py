@@ -196,6 +196,13 @@ def test_every_module_and_file_that_is_named_exists():
                 assert any(place.exists() for place in places) or name in names, (page.name, name)
 
 
+def test_every_test_that_is_named_exists():
+    written = "\n".join(path.read_text() for path in (TREE / "tests").rglob("test_*.py"))
+    for page in PAGES:
+        for name in re.findall(r"`(test_\w+)`", prose(page)):
+            assert re.search(rf"def {name}\(", written), (page.name, name)
+
+
 def test_the_strategy_shown_works(tmp_path, monkeypatch):
     (source,) = [block.text for block in blocks("python") if "my_strategies.py" in block.text]
     (policy,) = [block.text for block in blocks("yaml") if "strategy: my_strategies" in block.text]
