@@ -32,19 +32,42 @@ _SPREAD: Final = 1024
 class _Run:
     """Segments one behind the other, on one shelf. Each is more recent than those behind it."""
 
-    __slots__ = ("children", "hashes", "newer", "older", "parent", "sizes")
+    __slots__ = ("children", "first", "more", "newer", "older", "parent", "size", "sizes")
 
-    def __init__(self, hashes: list[Any], sizes: Any, parent: "_Run | None") -> None:
+    def __init__(self, first: Any, size: int, parent: "_Run | None") -> None:
         # Segments are any objects here: hashes of 64 bits are no numbers that compiled code can hold unboxed.
-        self.hashes = hashes
-        self.sizes = sizes
-        """Prompt bytes of each segment, an array."""
+        self.first = first
+        self.size = size
+        """Prompt bytes of the first segment."""
+        self.more: list[Any] | None = None
+        """The segments behind it. A run of one, as a question without a history makes, does without."""
+        self.sizes: Any = None
+        """Prompt bytes of each of these, an array."""
         self.parent = parent
         """What precedes it; `None` at the root."""
         self.children = 0
         """Runs that it precedes. One that precedes none may grow."""
         self.older: _Run | None = None
         self.newer: _Run | None = None
+
+    def length(self) -> int:
+        """How many segments."""
+        more = self.more
+        return 1 if more is None else 1 + len(more)
+
+    def extend(self, hashes: list[Any], sizes: Any) -> None:
+        """Put segments at the end, which must be one's to keep."""
+        if self.more is None:
+            self.more, self.sizes = hashes, sizes
+        elif hashes:
+            self.more += hashes
+            self.sizes += sizes
+
+    def absorb(self, other: "_Run") -> None:
+        """Put another run's segments at the end."""
+        self.extend([other.first], array("Q", (other.size,)))
+        if other.more is not None:
+            self.extend(other.more, other.sizes)
 
 
 class _Shelf:
@@ -106,9 +129,9 @@ class _Shelf:
 class PrefixIndex:
     """Which leading segments of a prompt lie on which shelf. Methods raise `KeyError` for a shelf not open.
 
-    Memory: 100 bytes a segment on the first shelf and 20 on each further one, where prompts of 60 share
-    nothing, half as much again after heavy turnover. Each run takes 300 beside, which is most of it where
-    prompts have a single segment of their own. `tests/bench/prefix_memory.py` measures it;
+    Memory, of a segment on its first shelf: 99 bytes where prompts have 60 of their own, 185 where they have
+    three, 224 where they have a single one; after heavy turnover 142, 237 and 308. Some 20 on each further
+    shelf. `tests/bench/prefix_memory.py` measures it, compiled;
     `max_segments` bounds it.
     """
 
@@ -179,7 +202,7 @@ class PrefixIndex:
                 known = at
                 break
             path.append(run)
-            at += len(run.hashes)
+            at += run.length()
         if at > known:
             _part(touched, path, at - known)
         added = self._add(touched, path, hashes, ends, known, count) if known < count else 0
@@ -237,20 +260,22 @@ class PrefixIndex:
         added = len(new)
         before = ends[known - 1] if known else 0
         held = ends[known + added - 1] - before
-        last = path[-1] if path else None
-        if last is not None and not last.children:
-            last.hashes += new
-            sizes = last.sizes
-        else:
-            if last is not None:
-                last.children += 1
-            sizes = array("Q")
-            run = shelf.runs[new[0]] = _Run(new, sizes, last)
+        first = 0
+        run = path[-1] if path else None
+        if run is None or run.children:
+            if run is not None:
+                run.children += 1
+            first, begun = 1, ends[known]
+            run = shelf.runs[new[0]] = _Run(new[0], begun - before, run)
             path.append(run)
-        for at in range(known, known + added):
-            end = ends[at]
-            sizes.append(end - before)
-            before = end
+            before = begun
+        if added > first:
+            sizes = array("Q")
+            for at in range(known + first, known + added):
+                end = ends[at]
+                sizes.append(end - before)
+                before = end
+            run.extend(new[first:] if first else new, sizes)
         shelf.held_bytes += held
         shelf.segments += added
         self._entries += added
@@ -292,10 +317,13 @@ class PrefixIndex:
         """All that the shelf lists."""
         hashes, sizes, lengths, parents = array("Q"), array("Q"), array("Q"), array("Q")
         for run in self._open[shelf].listed():
-            hashes.extend(run.hashes)
-            sizes.extend(run.sizes)
-            lengths.append(len(run.hashes))
-            parents.append(run.parent.hashes[0] if run.parent is not None else 0)
+            hashes.append(run.first)
+            sizes.append(run.size)
+            if run.more is not None:
+                hashes.extend(run.more)
+                sizes.extend(run.sizes)
+            lengths.append(run.length())
+            parents.append(run.parent.first if run.parent is not None else 0)
         return ShelfMemory(hashes.tobytes(), sizes.tobytes(), lengths.tobytes(), parents.tobytes())
 
     def load(self, shelf: int, memory: ShelfMemory) -> None:
@@ -309,8 +337,9 @@ class PrefixIndex:
         hashes, sizes, lengths, parents = (_numbers(each) for each in memory)
         at = 0
         for length in lengths:
-            run = _Run(list(hashes[at : at + length]), sizes[at : at + length], None)
-            loaded.runs[run.hashes[0]] = run
+            run = loaded.runs[hashes[at]] = _Run(hashes[at], sizes[at], None)
+            if length > 1:
+                run.extend(list(hashes[at + 1 : at + length]), sizes[at + 1 : at + length])
             loaded.refresh(run)
             at += length
         for run, parent in zip(tuple(loaded.runs.values()), parents, strict=True):
@@ -322,8 +351,10 @@ class PrefixIndex:
         loaded.held_bytes = sum(sizes)
         loaded.segments = len(hashes)
         self._entries += len(hashes)
-        for segment in hashes:
-            self._masks[segment] = self._masks.get(segment, 0) | loaded.bit
+        for run in loaded.listed():
+            # The runs' own objects: a number read from the array anew would be kept twice.
+            for segment in (run.first, *(run.more or ())):
+                self._masks[segment] = self._masks.get(segment, 0) | loaded.bit
         self._trim(loaded, len(hashes))
         self._drain(len(hashes))
         while self._entries > self._max_segments:
@@ -342,11 +373,12 @@ class PrefixIndex:
             run = shelf.oldest
             if run is None:
                 break
-            hashes, sizes = run.hashes, run.sizes
-            first = hashes[0]
-            while hashes and gone < limit and freed < excess:
-                segment = hashes.pop()
-                size: int = sizes.pop()
+            more, sizes = run.more, run.sizes
+            left = run.length()
+            while left and gone < limit and freed < excess:
+                left -= 1
+                segment = more.pop() if more else run.first
+                size: int = sizes.pop() if left else run.size
                 freed += size
                 gone += 1
                 rest = masks[segment] ^ bit
@@ -354,8 +386,8 @@ class PrefixIndex:
                     masks[segment] = rest
                 else:
                     del masks[segment]
-            if not hashes:
-                del shelf.runs[first]
+            if not left:
+                del shelf.runs[run.first]
                 shelf.unlink(run)
                 if run.parent is not None:
                     run.parent.children -= 1
@@ -391,22 +423,23 @@ def _part(shelf: _Shelf, path: list[_Run], behind: int) -> None:
     """Part the last run of a path from its `behind` last segments: they are not in use, and stay as old as
     they are."""
     run = path[-1]
-    keep = len(run.hashes) - behind
-    hashes, sizes, parent = run.hashes[:keep], run.sizes[:keep], run.parent
-    del shelf.runs[hashes[0]]
-    run.hashes = run.hashes[keep:]
-    run.sizes = run.sizes[keep:]
-    shelf.runs[run.hashes[0]] = run
+    more, sizes, parent = run.more, run.sizes, run.parent
+    assert more is not None, "a run of one has nothing behind its first"
+    front = _Run(run.first, run.size, parent)
+    cut = len(more) - behind
+    if cut:
+        front.extend(more[:cut], sizes[:cut])
+    del shelf.runs[run.first]
+    run.first, run.size = more[cut], sizes[cut]
+    run.more, run.sizes = (more[cut + 1 :], sizes[cut + 1 :]) if behind > 1 else (None, None)
+    shelf.runs[run.first] = run
     if parent is not None and parent.children == 1:
         # What precedes it precedes nothing else: as one with that, it makes no run of its own.
-        parent.hashes += hashes
-        parent.sizes += sizes
+        parent.absorb(front)
         path.pop()
         return
-    before = shelf.runs[hashes[0]] = _Run(hashes, sizes, parent)
-    before.children = 1
-    run.parent = before
-    path[-1] = before
+    front.children = 1
+    shelf.runs[front.first] = run.parent = path[-1] = front
 
 
 def _join(shelf: _Shelf, path: list[_Run]) -> None:
@@ -414,9 +447,8 @@ def _join(shelf: _Shelf, path: list[_Run]) -> None:
     last, before = path[-1], path[-2]
     if last.children or before.children != 1:
         return
-    del shelf.runs[last.hashes[0]]
-    before.hashes += last.hashes
-    before.sizes += last.sizes
+    del shelf.runs[last.first]
+    before.absorb(last)
     before.children = 0
     shelf.unlink(last)
     path.pop()

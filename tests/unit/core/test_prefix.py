@@ -218,9 +218,15 @@ def test_the_bound_on_segments_takes_from_closed_shelves_first(monkeypatch: pyte
 # --- runs
 
 
+def segments_of(run: Any) -> list[tuple[int, int]]:
+    """A run's segments with their sizes, in order."""
+    assert (run.more is None) == (run.sizes is None)
+    return [(run.first, run.size), *zip(run.more or (), run.sizes or (), strict=True)]
+
+
 def runs(index: PrefixIndex, shelf: int) -> list[int]:
     """Lengths of the runs, least recent first."""
-    return [len(run.hashes) for run in index._open[shelf].listed()]
+    return [run.length() for run in index._open[shelf].listed()]
 
 
 def test_a_conversation_is_one_run_however_many_turns_it_has() -> None:
@@ -338,14 +344,14 @@ def check_invariants(index: PrefixIndex, seen: set[str]) -> None:
     shelves = [*index._open.values(), *index._retired]
     for shelf in shelves:
         runs = list(shelf.listed())
-        assert all(len(run.hashes) == len(run.sizes) > 0 for run in runs)
-        assert {run.hashes[0]: run for run in runs} == shelf.runs
+        assert all(len(segments_of(run)) == run.length() for run in runs)
+        assert {run.first: run for run in runs} == shelf.runs
         assert all(run.children == sum(other.parent is run for other in runs) for run in runs)
-        assert shelf.held_bytes == sum(size for run in runs for size in run.sizes)
-        assert shelf.segments == sum(len(run.hashes) for run in runs)
+        assert shelf.held_bytes == sum(size for run in runs for _, size in segments_of(run))
+        assert shelf.segments == sum(run.length() for run in runs)
         recency = {}
         for run in runs:
-            for segment in reversed(run.hashes):
+            for segment, _ in reversed(segments_of(run)):
                 recency[segment] = len(recency)
                 listed[segment] = listed.get(segment, 0) | shelf.bit
         for path in seen:
@@ -400,11 +406,7 @@ def test_agrees_with_a_dictionary_under_any_order_of_calls(script: list[tuple[An
 
 def listing(index: PrefixIndex, shelf: int) -> list[tuple[int, int]]:
     """Segments and their sizes, least recent first."""
-    return [
-        pair
-        for run in index._open[shelf].listed()
-        for pair in reversed(list(zip(run.hashes, run.sizes, strict=True)))
-    ]
+    return [pair for run in index._open[shelf].listed() for pair in reversed(segments_of(run))]
 
 
 @given(scripts, st.integers(0, 3))
