@@ -1,6 +1,6 @@
 """Prints what KV that travels is worth behind a round-robin router, and what affinity adds.
 
-    python -m loadtest.experiment [--requests 480] [--seeds 1] [--gbps 100] [--concurrency 36]
+    python -m loadtest.experiment [--requests 960] [--seeds 1] [--gbps 100] [--concurrency 60]
 
 Three simulated replicas; of the requests 20 % share a long system prompt, 40 % are turns of sessions that
 call tools, 40 % are short questions of their own. Arms: `off` (nothing travels), `push-pool` (new KV is
@@ -59,12 +59,13 @@ def one_agent(fleet: Fleet) -> str:
 def main() -> None:
     summary = (__doc__ or "").partition("\n")[0]
     parser = argparse.ArgumentParser(prog="python -m loadtest.experiment", description=summary)
-    parser.add_argument("--requests", type=int, default=480)
+    parser.add_argument("--requests", type=int, default=960)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0, help="the first one")
     parser.add_argument("--gbps", type=float, default=100.0, help="gigabits a second of each replica")
-    parser.add_argument("--concurrency", type=int, default=36, help="clients")
-    parser.add_argument("--prefill-tps", type=float, default=3000.0, help="prompt tokens a second")
+    parser.add_argument("--concurrency", type=int, default=60, help="clients")
+    parser.add_argument("--prefill-tps", type=float, default=4000.0, help="prompt tokens a second")
+    parser.add_argument("--kv-tokens", type=int, default=22_000, help="that a replica has room for")
     arguments = parser.parse_args()
     # An arm's end is no news.
     logging.getLogger("router").setLevel(logging.ERROR)
@@ -72,6 +73,7 @@ def main() -> None:
         gbps=arguments.gbps,
         concurrency=arguments.concurrency,
         prefill_tps=arguments.prefill_tps,
+        kv_tokens=arguments.kv_tokens,
         seed=arguments.seed,
     )
     print(arms(fleet, arguments.requests, arguments.seeds))

@@ -36,6 +36,8 @@ _POOL_BLOCKS: Final = 1 << 20
 _AGENT_BYTES: Final = 64 << 30
 _SETTLE_S: Final = 3.0
 """For agents, router and pool to have heard of one another."""
+_RAMP_S: Final = 30.0
+"""In which the clients begin, one after the other."""
 _LIMIT_S: Final = 600.0
 
 
@@ -44,11 +46,11 @@ class Fleet:
     """What the arms have in common."""
 
     replicas: int = 3
-    prefill_tps: float = 8000.0
+    prefill_tps: float = 4000.0
     decode_tps: float = 50.0
-    kv_tokens: int = 600_000
+    kv_tokens: int = 22_000
     gbps: float = 100.0
-    concurrency: int = 24
+    concurrency: int = 60
     seed: int = 0
 
 
@@ -111,13 +113,15 @@ async def _play(arm: Arm, items: Sequence[Item], fleet: Fleet) -> Outcome:
         waiting = list(reversed(items))
         answered: list[Answered] = []
 
-        async def work() -> None:
+        async def work(starts_s: float) -> None:
+            await asyncio.sleep(starts_s)
             while waiting:
                 await _converse(client, waiting.pop(), answered)
 
         async with asyncio.TaskGroup() as group:
             for number in range(fleet.concurrency):
-                group.create_task(work(), name=f"client {number}")
+                starts_s = number * _RAMP_S / fleet.concurrency
+                group.create_task(work(starts_s), name=f"client {number}")
         computed = sum(replica.model.counters.computed_tokens for replica in replicas)
         return Outcome(tuple(answered), computed, loop.time() - began)
 
@@ -125,8 +129,9 @@ async def _play(arm: Arm, items: Sequence[Item], fleet: Fleet) -> Outcome:
 async def _converse(client: httpx.AsyncClient, item: Item, answered: list[Answered]) -> None:
     """Ask an item's requests, each once the one before is answered."""
     messages = list(item.opening)
-    for turn, added in enumerate(["", *item.additions], start=1):
+    for turn, (added, tool_s) in enumerate(zip(["", *item.additions], [0.0, *item.tools_s], strict=True), 1):
         if added:
+            await asyncio.sleep(tool_s)
             messages.append({"role": "user", "content": added})
         said, one = await _ask(client, item, turn, messages)
         answered.append(one)
@@ -189,7 +194,9 @@ async def _replicas(arm: Arm, fleet: Fleet) -> AsyncIterator[list[SimulatedRepli
                 name=name, secret=_SECRET, port=0, socket=Path(), arena_bytes=_AGENT_BYTES, mode=mode
             )
             beside = KvBeside(config=config, transfers=transfers, seed=fleet.seed)
-            made.append(await stack.enter_async_context(SimulatedReplica(settings, kv=beside)))
+            # Without KV that travels there is no agent: one keeps what its engine has no more room for.
+            replica = SimulatedReplica(settings, kv=None if mode == "off" else beside)
+            made.append(await stack.enter_async_context(replica))
         pool = Peer(name="pool", host="127.0.0.1", port=gateway.server.port, is_pool=True)
         for one in made:
             others = [

@@ -10,7 +10,7 @@ from typing import Final
 TOKEN_BYTES: Final = 4
 
 SYSTEM_TOKENS: Final = 4000
-QUESTION_TOKENS: Final = 120
+QUESTION_TOKENS: Final = 40
 AGENT_TOKENS: Final = 1900
 """Of an agent's first prompt."""
 TURN_TOKENS: Final = 420
@@ -18,6 +18,8 @@ TURN_TOKENS: Final = 420
 TURNS: Final = 8
 """Prompts of 1,900 to 4,840 tokens, 27,000 together."""
 ANSWER_TOKENS: Final = 40
+TOOL_S: Final = 10.0
+"""What a tool takes between two turns, on average; no two take the same."""
 
 SHARES: Final = {"system": 0.2, "agent": 0.4, "question": 0.4}
 """Of the requests."""
@@ -33,6 +35,8 @@ class Item:
     opening: list[dict[str, str]]
     additions: list[str] = field(default_factory=list)
     """What tools say before each further turn."""
+    tools_s: list[float] = field(default_factory=list)
+    """How long each of them takes."""
 
 
 def workload(requests: int, seed: int) -> list[Item]:
@@ -60,7 +64,8 @@ def agent(chance: Random, session: str) -> Item:
         _message("user", text(chance, AGENT_TOKENS // 2)),
     ]
     added = [text(chance, TURN_TOKENS - ANSWER_TOKENS) for _ in range(TURNS - 1)]
-    return Item("agent", session, opening, added)
+    tools_s = [chance.expovariate(1.0 / TOOL_S) for _ in added]
+    return Item("agent", session, opening, added, tools_s)
 
 
 def text(chance: Random, tokens: int) -> str:

@@ -24,6 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from support.real_cost import ASKS
 from support.real_cost import measure as measure_cost
 from support.real_engines import BLOCK, AgentProcess, GatewayProcess, Plan, Replica, fleet, text
 from support.real_pairs import DECODE, pairs
@@ -293,11 +294,19 @@ def main() -> None:
     parser.add_argument(
         "--beside", action="store_true", help="in `cost`, engines without a connector as well"
     )
+    parser.add_argument("--only", choices=ASKS, help="of `cost`, one of its two kinds of rounds")
     parser.add_argument("--keep", type=Path, help="a file that rounds of `cost` are added to")
     arguments = parser.parse_args()
 
     def cost(folder: Path, rounds: int, apart: bool) -> None:
-        measure_cost(folder, rounds, apart=apart, beside=arguments.beside, keep=arguments.keep)
+        measure_cost(
+            folder,
+            rounds,
+            apart=apart,
+            beside=arguments.beside,
+            only=arguments.only,
+            keep=arguments.keep,
+        )
 
     for name, measure in (
         ("pulls", pulls),

@@ -16,7 +16,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import permutations
@@ -46,6 +46,7 @@ TITLES: Final = {
     MANY: f"{AT_ONCE} answers of {ANSWER} tokens at once, prompts of {AT_ONCE_LENGTH:,}",
 }
 
+Ask = Callable[[Replica, random.Random, Mapping[str, Any]], float]
 Round = dict[str, Any]
 """`run`, `what`, and by arm `wall` and `processor` seconds; `agent`: processor seconds of the agent."""
 
@@ -59,15 +60,19 @@ class BypassedPlan(Plan):
         return super().transfer_config(folder) | other
 
 
-def measure(folder: Path, rounds: int, *, apart: bool, beside: bool, keep: Path | None) -> None:
+def measure(
+    folder: Path, rounds: int, *, apart: bool, beside: bool, only: str | None, keep: Path | None
+) -> None:
     """One run, and what all that are kept come to."""
     kept: list[Round] = []
     if keep is not None and keep.exists():
         kept = [json.loads(line) for line in keep.read_text().splitlines()]
     run = 1 + max((one["run"] for one in kept), default=0)
     without = (WITHOUT, AGAIN) if beside else ()
+    asks = {what: ask for what, ask in ASKS.items() if only in (what, None)}
+    chance = random.Random(f"cost {run}")
     with engine(folder, apart, without) as (replicas, agent):
-        for one in asked(replicas, agent, (WITH, ALONE, *without), rounds, random.Random(f"cost {run}")):
+        for one in asked(replicas, agent, (WITH, ALONE, *without), asks, rounds, chance):
             kept.append({"run": run, **one})
             # At once: a run may be cut short.
             if keep is not None:
@@ -100,6 +105,7 @@ def asked(
     replicas: Mapping[str, Replica],
     agent: AgentProcess,
     arms: Sequence[str],
+    asks: Mapping[str, Ask],
     rounds: int,
     chance: random.Random,
 ) -> Iterator[Round]:
@@ -108,7 +114,7 @@ def asked(
     for number in range(rounds):
         if number % len(orders) == 0:
             chance.shuffle(orders)
-        for what, ask in ((FIRST, first_token), (MANY, many)):
+        for what, ask in asks.items():
             one: Round = {"what": what, "wall": {}, "processor": {}, "agent": -agent.processor_s()}
             for name in orders[number % len(orders)]:
                 replica, more = (replicas[WITH], LEFT_ALONE) if name == ALONE else (replicas[name], {})
@@ -136,6 +142,9 @@ def many(replica: Replica, chance: random.Random, more: Mapping[str, Any]) -> fl
     return time.perf_counter() - began
 
 
+ASKS: Final[Mapping[str, Ask]] = {FIRST: first_token, MANY: many}
+
+
 def show(rounds: Sequence[Round]) -> None:
     """Ratios of each round, their median and its interval."""
     for what, title in TITLES.items():
@@ -143,6 +152,8 @@ def show(rounds: Sequence[Round]) -> None:
         for one in rounds:
             if one["what"] == what:
                 runs.setdefault(one["run"], []).append(one)
+        if not runs:
+            continue
         middle = statistics.median(one["wall"][WITH] for several in runs.values() for one in several)
         print(f"{title}: {middle * 1000:.0f} ms with the connector")
         for over, under, label in COMPARED:

@@ -59,7 +59,7 @@ def test_requests_are_shared_out_as_published_and_equal_for_a_seed():
     count = {kind: sum(item.kind == kind for item in items) for kind in ("system", "agent", "question")}
     assert count == {"system": 40, "agent": 10, "question": 80}
     one = agent(Random(0), "a")
-    assert len(one.additions) == TURNS - 1
+    assert len(one.additions) == len(one.tools_s) == TURNS - 1
     prompts = [AGENT_TOKENS + TURN_TOKENS * turn for turn in range(TURNS)]
     assert (sum(prompts), max(prompts)) == (26_960, 4840)
 
