@@ -35,14 +35,15 @@ from router.settings.load import load_config
 from router.wiring import Router
 
 TURNS = 3
+BLOCK_TOKENS = 16
 PREFILLS = ("p0", "p1")
 
 
-async def replica(stack: AsyncExitStack, name: str, kv_tokens: int) -> str:
+async def replica(stack: AsyncExitStack, name: str, kv_blocks: int) -> str:
     """Start a simulated replica with so much KV; its URL."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "router.cli", "engine", "--port", "0", "--name", name),
-        *("--prefill-tps", "200000", "--decode-tps", "2000", "--kv-tokens", str(kv_tokens)),
+        *("--prefill-tps", "200000", "--decode-tps", "2000", "--kv-blocks", str(kv_blocks)),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
@@ -100,8 +101,8 @@ async def measure(tokens: int, sessions: int) -> dict[str, list[float]]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         # Decode holds the last turn of each session until the end. Replicas are not looked at here, so it
         # would have nobody to tell that it is full.
-        kv_tokens = 4 * tokens * (sessions + 1)
-        urls = {name: await replica(stack, name, kv_tokens) for name in (*PREFILLS, "d0")}
+        kv_blocks = 4 * tokens * (sessions + 1) // BLOCK_TOKENS
+        urls = {name: await replica(stack, name, kv_blocks) for name in (*PREFILLS, "d0")}
         settings = load(folder, urls)
         made = Router(settings.loaded, settings.secrets, rng=Random(1), environ={})
         stack.push_async_callback(made.close)
