@@ -25,20 +25,19 @@ class TokenIds:
     def read(told: bytes, like: "TokenIds | None" = None) -> "TokenIds | None":
         """From what may be a list in JSON; `None` for anything but one of ids as replicas write them. `like`:
         what they will be if all is well, which is found out without reading them."""
-        if like is not None and told[1:-1] == like._text[:-1] and told[:1] == b"[":
+        if len(told) < 2 or not (told.startswith(b"[") and told.endswith(b"]")):
+            return None
+        if like is not None and told[1:-1] == like._text[:-1]:
             return like
         text = told if b" " not in told else told.replace(b", ", b",")
-        # Nothing but digits and commas, and digits before and behind each comma, are whole numbers.
-        frame = text.translate(None, b"0123456789")
-        commas = len(frame) - 2
-        if not text.startswith(b"[") or frame != b"[%b]" % (b"," * commas):
-            return None
         inner = text[1:-1]
         if not inner:
             return TokenIds(b"", 0)
-        if b",," in inner or inner.startswith(b",") or inner.endswith(b","):
+        # Nothing but digits and commas, and digits before and behind each comma, are whole numbers.
+        digits = inner.replace(b",", b"")
+        if not digits.isdigit() or b",," in inner or inner.startswith(b",") or inner.endswith(b","):
             return None
-        return TokenIds(inner + b",", commas + 1)
+        return TokenIds(inner + b",", len(inner) - len(digits) + 1)
 
     def __len__(self) -> int:
         return self._count

@@ -63,6 +63,7 @@ def test_it_equals_nothing_else() -> None:
         *(b"null", b"5", b"51", b"{}", b"[[1],[2]]", b"[[]]", b'"[1,2]"', b'"1"'),
         *(b"[-1]", b"[1.5]", b"[1e3]", b'["1"]', b"[true]"),
         # No replica writes so, and text that is not looked at closely is not compared.
+        *(b"", b"[", b"]", b"[1", b"1]", b"[1]]", "[\u0661]".encode()),
         *(b"[1,,2]", b"[,1]", b"[1,]", b"[,]", b"[1,, 2]"),
         *(b"[1,  2]", b"[ 1]", b"[1\n,2]", b" [1]", b"[1] "),
     ],
