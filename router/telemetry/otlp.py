@@ -85,9 +85,9 @@ class Key:
         elif type(value) is float:
             parts.append(self._double)
             parts.append(_DOUBLE(value))
-        elif value is True:
-            parts.append(self._true)
-        elif isinstance(value, int) and value is not False:
+        elif isinstance(value, bool):
+            parts.append(self._true if value else self._whole(_value(value)))
+        elif isinstance(value, int):
             number = _varint(value)
             parts.append(self._numbers[len(number)])
             parts.append(number)
