@@ -30,10 +30,10 @@ _ASSISTANT: Final = FIRST_ROLE + ROLES.index("assistant")
 # much of a message as has the time at its head, be it in a block. What follows counts as it is.
 _SHAPED: Final = 1 << 15
 _SHAPED_MESSAGE: Final = 1 << 7
-# No JSON holds this byte as it is, so what becomes one was a digit. `translate` would leave them out itself,
-# but takes longer to note which than to look at what is mostly a hundred bytes.
-_GONE: Final = 0
-_WITHOUT_DIGITS: Final = bytes(0 if digit in b"0123456789" else digit for digit in range(256))
+# No UTF-8 holds this byte, so what becomes one was a digit. `translate` would leave them out itself, but
+# takes longer to note which than to look at what is mostly a hundred bytes.
+_GONE: Final = 0xFF
+_WITHOUT_DIGITS: Final = bytes(_GONE if digit in b"0123456789" else digit for digit in range(256))
 _QUOTE: Final = ord('"')
 _join: Final = b"".join
 _hash64: Final = hash64
@@ -68,9 +68,9 @@ class BodyOutline:
             walk = _Walk(segments.hashes[0])
             head = self._head if self._decode is None else self._decode(self._body)
             self._add_prompt(head, walk)
-            return (
-                walk.drawing.outline() if walk.care >= 0 else None
-            )  # below 0, the body is too much of a muddle
+            if walk.care < 0:
+                return None  # the body is too much of a muddle
+            return walk.drawing.outline()
         return _end(segments.messages, segments.billing, len(segments.hashes) - first)
 
 
@@ -150,7 +150,7 @@ def _add(drawing: Drawing, payload: bytes, tag: int) -> None:
     shape: Any = own
     bare = head.translate(_WITHOUT_DIGITS)
     if _GONE in bare:
-        shape = _hash64(bare.replace(b"\0", b""), rest)
+        shape = _hash64(bare.replace(b"\xff", b""), rest)
     drawing.tags.append(tag)
     drawing.shapes.append(shape)
     if size <= CHUNK:
@@ -180,7 +180,7 @@ def _payload(message: Message, *, billing: bool) -> tuple[bytes, int, int]:
 
 
 def _tag(role: bytes) -> int:
-    """The tag of a message, from its role as sent."""
+    """The tag of a message, from its role as sent: of the most usual ones without a look into the table."""
     if role == b'"user"':
         return _USER
     if role == b'"assistant"':

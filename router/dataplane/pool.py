@@ -16,12 +16,10 @@ from router.dataplane.outbox import Outbox
 from router.dataplane.upstream import UpstreamConnection
 
 # A host that has vanished sends nothing, not even a reset. The kernel asks after it, from 15 s of silence on,
-# and ends the connection if neither that nor what was sent is acknowledged. And a stream's events need not be
-# acknowledged one by one, which costs a tenth of all that is done for one: every second is enough.
-_OPTIONS: Final = tuple(
+# and ends the connection if neither that nor what was sent is acknowledged.
+_WATCH: Final = tuple(
     (level, getattr(socket, option), value)
     for level, option, value in (
-        (socket.IPPROTO_TCP, "TCP_QUICKACK", 0),
         (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
         (socket.IPPROTO_TCP, "TCP_KEEPIDLE", 15),
         (socket.IPPROTO_TCP, "TCP_KEEPINTVL", 5),
@@ -130,7 +128,7 @@ class Pool:
         if not connection.usable:
             raise ConnectionResetError(errno.ECONNRESET, "lost as soon as it was made")
         watched = transport.get_extra_info("socket")
-        for level, option, value in _OPTIONS:
+        for level, option, value in _WATCH:
             watched.setsockopt(level, option, value)
         # Counted here and not when it is made: uvloop closes one whose making is cancelled at that very
         # moment, and does not tell it of its end.

@@ -256,11 +256,15 @@ async def test_chunked_uploads_byte_by_byte_and_pipelined_requests_are_served_in
         assert answers == [{"echo": "first"}, {"echo": "second"}, {"status": "ok"}]
 
 
+WORDS = [event(word) for word in ("one", "two", "three", "four", "five", "six")]
+"""Enough of them that what they have in common is known before the last."""
+
+
 async def test_http_1_0_gets_a_body_that_ends_with_the_connection() -> None:
     async def answer(_request: Request, stream: Stream) -> None:
         await stream.start_events()
-        await stream.chunk(event("a"))
-        await stream.chunk(DONE)
+        for word in (*WORDS, DONE):
+            await stream.chunk(word)
         await stream.end()
 
     async with (
@@ -271,7 +275,30 @@ async def test_http_1_0_gets_a_body_that_ends_with_the_connection() -> None:
         response = await client.exchange(post(chat(stream=True), version="1.0"))
         assert "transfer-encoding" not in response.headers
         assert response.headers["connection"] == "close"
-        assert response.body == event("a") + DONE
+        assert response.body == b"".join(WORDS) + DONE
+
+
+async def test_events_go_out_in_the_frames_that_they_came_in() -> None:
+    frames = [b"%X\r\n%b\r\n" % (len(word), word) for word in (*WORDS, *WORDS)]
+
+    async def answer(_request: Request, stream: Stream) -> None:
+        await stream.start_events()
+        for at in range(0, len(frames), 2):
+            await stream.send(frames[at] + frames[at + 1])
+        await stream.chunk(DONE)
+        await stream.end()
+
+    async with (
+        raw_replica(answer) as replica,
+        data_plane([replica.url]) as plane,
+        raw_client(plane.port) as client,
+    ):
+        first = await client.exchange(post(chat(stream=True)))  # its head is new, and for the parser
+        response = await client.exchange(post(chat(stream=True)))
+        old = await client.exchange(post(chat(stream=True), version="1.0"))
+    assert first.body == response.body == old.body == old.wire == b"".join((*WORDS, *WORDS, DONE))
+    assert b"%X" % len(WORDS[-1]) != b"%x" % len(WORDS[-1])
+    assert b"".join(frames[-6:]) in response.wire
 
 
 async def test_expect_100_continue_is_answered_before_the_body() -> None:

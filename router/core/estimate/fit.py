@@ -35,7 +35,7 @@ class Coefficient(NamedTuple):
 class Fit:
     """A Kalman filter over the logarithms of the coefficients, which therefore stay positive.
 
-    An observation costs some 8 µs for three coefficients, or a look where what was expected is right.
+    Where what was expected is right, an observation costs no more than a look.
     """
 
     __slots__ = ("_bounds", "_covariance", "_logs", "_prior", "values")
@@ -90,6 +90,7 @@ class Fit:
 
 
 def _product(one: Sequence[float], other: Sequence[float]) -> float:
+    """Of two rows of as many numbers each, the sum of the products."""
     total = 0.0
     for at, value in enumerate(one):
         total += value * other[at]

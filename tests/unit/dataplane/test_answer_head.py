@@ -1,6 +1,8 @@
 """Answers that go past the parser tell what the parser would tell."""
 
-from typing import cast
+import socket
+from errno import EBADF
+from typing import Self, cast
 
 import pytest
 from hypothesis import given
@@ -189,6 +191,37 @@ def test_a_stream_in_whole_chunks_never_reaches_the_parser() -> None:
     for piece in (head, b"2\r\nab\r\n", b"1\r\nc\r\n1\r\nd\r\n", b"1\r\ne\r\n0\r\n\r\n"):
         connection.data_received(piece)
     assert (receiver.body, receiver.ends, pool.kept - before) == (b"abcde", ["end"], 1)
+
+
+class Watched(FakeTransport):
+    """Remembers what was set on its socket."""
+
+    def __init__(self) -> None:
+        self.options: list[tuple[int, ...]] = []
+
+    def get_extra_info(self, _name: str) -> Self:  # type: ignore[override]
+        return self
+
+    def setsockopt(self, *option: int) -> None:
+        self.options.append(option)
+        if len(self.options) > 2:
+            raise OSError(EBADF, "closed meanwhile")
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_QUICKACK"), reason="an option of Linux")
+def test_each_stream_has_its_events_acknowledged_by_twos() -> None:
+    connection, transport = UpstreamConnection(cast("Pool", warm()), 65_536), Watched()
+    connection.connection_made(transport)  # type: ignore[arg-type]
+    head = b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\n"
+    option = (socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
+    for streams in range(1, 4):
+        receiver = Heard()
+        connection.send(receiver, (b"",), head_only=False)
+        connection.data_received(head + b"content-length: 1\r\n\r\nx")
+        connection.send(receiver := Heard(), (b"",), head_only=False)
+        connection.data_received(head + b"transfer-encoding: chunked\r\n\r\n1\r\na\r\n0\r\n\r\n")
+        assert (receiver.body, receiver.ends) == (b"a", ["end"])
+        assert transport.options == [option] * streams
 
 
 @pytest.mark.parametrize("size", [1, 9, 10, 255, 256, 1023, 1024, 70_000])
