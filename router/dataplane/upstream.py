@@ -58,7 +58,8 @@ _CHUNKS: Final = 3
 
 _LAST_CHUNK: Final = b"0\r\n\r\n"
 _SIZE_DIGITS: Final = 8
-_QUICKACK: Final[int | None] = getattr(socket, "TCP_QUICKACK", None)
+_QUICKACK: Final[int] = getattr(socket, "TCP_QUICKACK", -1)
+"""An option of Linux; below 0 elsewhere."""
 _ZERO: Final = ord("0")
 _NINE: Final = ord("9")
 _LOWER: Final = ord("a")
@@ -276,7 +277,7 @@ class UpstreamConnection:
         stream's end, so each stream says it. (A replica that sends with Nagle's algorithm on may wait these
         40 ms once; the servers of Python and the usual proxies have it off.)"""
         watched = self._transport.get_extra_info("socket") if self._transport is not None else None
-        if _QUICKACK is not None and watched is not None:
+        if _QUICKACK >= 0 and watched is not None:
             with contextlib.suppress(OSError):  # not TCP, or closed meanwhile
                 watched.setsockopt(socket.IPPROTO_TCP, _QUICKACK, 0)
 
