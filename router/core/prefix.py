@@ -194,14 +194,16 @@ class PrefixIndex:
 
         known = self._known(touched.bit, hashes, count)
         path: list[_Run] = []
+        before: _Run | None = None
         at = 0
         while at < known:
             run = touched.runs.get(hashes[at])
-            if run is None:
-                # Two chains have a hash in common that ought to have none.
+            if run is None or run.parent is not before:
+                # Two chains have a hash in common that ought to have none: from here on, another's is listed.
                 known = at
                 break
             path.append(run)
+            before = run
             at += run.length()
         if at > known:
             _part(touched, path, at - known)

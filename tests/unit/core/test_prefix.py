@@ -6,7 +6,7 @@ from itertools import accumulate
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from router.core import prefix
@@ -362,6 +362,34 @@ def check_invariants(index: PrefixIndex, seen: set[str]) -> None:
     assert listed == index._masks
     assert index._entries == sum(shelf.segments for shelf in shelves)
     assert index._open_bits == sum(shelf.bit for shelf in index._open.values())
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=6), max_size=30),
+    st.sampled_from([None, 3, 7]),
+    st.booleans(),
+)
+@settings(max_examples=300)
+@example([[3, 0], [2], [3], [2, 3, 2], [3]], None, False)
+def test_chains_that_have_hashes_in_common_which_they_ought_not_break_nothing(
+    chains: list[list[int]], capacity: int | None, closed: bool
+) -> None:
+    index = PrefixIndex(max_segments=9)
+    shelf = index.open_shelf(capacity)
+    for hashes in chains:
+        index.touch(shelf, hashes, tuple(range(1, len(hashes) + 1)))
+        check_invariants(index, set())
+        assert all(depth <= len(hashes) for _, depth in index.match(hashes))
+    again = PrefixIndex()
+    again.load(again.open_shelf(None), index.dump(shelf))
+    check_invariants(again, set())
+    assert len(again) == len(index)
+    if closed:
+        index.close_shelf(shelf)
+    else:
+        index.resize(shelf, 0)
+    check_invariants(index, set())
+    assert (len(index), index._masks) == (0, {})
 
 
 @given(scripts, st.sampled_from([8, 15, 1000]))
