@@ -114,14 +114,21 @@ class Claims:
         self._dropped.clear()
         self._dropped.extend(kept)
 
-    def shed(self, replica: ReplicaId) -> bool:
-        """The replica needs its blocks: drop its oldest claim. False if it has none."""
+    def shed(self, replica: ReplicaId, tokens: float) -> int:
+        """The replica needs the blocks of so many tokens: drop its oldest claims until they had as many, one
+        at least. The answer is how many claims that were."""
+        oldest: list[tuple[SessionKey, Claim]] = []
+        freed = 0
         for key, claim in self._claims.items():
             if claim.replica == replica:
-                self._pop(key)
-                self._dropped.append(claim)
-                return True
-        return False
+                oldest.append((key, claim))
+                freed += len(claim.tokens)
+                if freed >= tokens:
+                    break
+        for key, claim in oldest:
+            self._pop(key)
+            self._dropped.append(claim)
+        return len(oldest)
 
     def dropped(self, now: float) -> list[Claim]:
         """What is to be let go of at the replicas, each once. Claims whose time is up are forgotten."""

@@ -126,9 +126,11 @@ class Upkeep:
             chain = answering.turn.chain
             self._shelves.touch(member, chain.hashes, chain.ends)
         if member.id in self._members.decodes and report.kv_usage is not None:
-            rules = self._policies.default.pair
-            if report.kv_usage > rules.kv_usage:
-                self._pairs.claims.shed(member.id)
+            excess = report.kv_usage - self._policies.default.pair.kv_usage
+            if excess > 0.0:
+                # Of all its blocks, where it says how many: turns that come in a burst fill them quicker than
+                # one claim a look lets go.
+                self._pairs.claims.shed(member.id, excess * (member.capacity_tokens or 0))
         self._shelves.fit(member)
 
     def models(self, replica: ReplicaId, cards: tuple[ModelCard, ...]) -> None:

@@ -91,10 +91,22 @@ def test_a_replica_that_needs_its_blocks_loses_its_oldest_claim() -> None:
     oldest, other = claim(D), claim(D)
     claims.put(S, oldest)
     claims.put(T, other)
-    assert not claims.shed(E)
-    assert claims.shed(D)
+    assert claims.shed(E, 0.0) == 0
+    assert claims.shed(D, 0.0) == 1
     assert claims.dropped(1.0) == [oldest]
     assert claims.peek(T, 1.0) is other
+
+
+def test_as_many_claims_go_as_have_the_tokens_that_are_needed() -> None:
+    claims = Claims()
+    put = [claim(D, tokens=5), claim(E, tokens=50), claim(D, tokens=7), claim(D, tokens=2)]
+    for number, one in enumerate(put):
+        claims.put(SessionKey(f"s{number}"), one)
+    assert claims.shed(D, 5.5) == 2
+    assert claims.dropped(1.0) == [put[0], put[2]]
+    assert claims.shed(D, 1e9) == 1
+    assert claims.dropped(1.0) == [put[3]]
+    assert (len(claims), claims.tokens) == (1, 50)
 
 
 def test_of_more_than_it_may_hold_the_oldest_goes() -> None:
@@ -130,7 +142,7 @@ def test_no_claim_is_ever_had_twice(steps: list[tuple[str, str, int]]) -> None:
         elif step == "e":
             claims.end_session(key)
         elif step == "s":
-            claims.shed(D)
+            claims.shed(D, tokens)
         elif step == "f":
             had += map(id, claims.dropped(1.0))
     had += [*map(id, held.values()), *map(id, claims.dropped(1.0))]
