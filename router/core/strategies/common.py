@@ -202,13 +202,14 @@ def beside_kin(
     if view.parent is None and most < max(_FORK_TOKENS, opening_tokens(turn, view.prompt_tokens) - 1):
         # What sessions of all kinds begin with, such as a system prompt, must not gather them.
         return None
-    free = set(not_busy(candidates, BUSY_RELATIVE, BUSY_TURNS))
+    # By name: a candidate's own hash is one of all its figures.
+    free = {c.replica for c in not_busy(candidates, BUSY_RELATIVE, BUSY_TURNS)}
     patience = most - least + min([c.pending_tokens + c.ahead_tokens for c in candidates])
     near = [
         c
         for c, figure in zip(candidates, figures, strict=True)
         if figure <= bound
-        and c in free
+        and c.replica in free
         and c.pending_tokens + c.ahead_tokens <= patience
         and c.cached_tokens - least >= _MOST_OF_IT * (most - least)
     ]
