@@ -64,7 +64,9 @@ class Settling:
         if not hashes or not turn.computes or not self._members.has(member, ticket.epoch):
             return
         self._shelves.touch(member, hashes, ends)
-        member.answering[ticket] = None
+        if turn.stream:
+            # A whole answer is accepted as it ends, so there is no time in which it runs.
+            member.answering[ticket] = None
         if turn.session is None:
             return
         _, before = self._sessions.bind(

@@ -123,6 +123,18 @@ def test_a_turn_that_has_ended_was_in_use_until_then() -> None:
     assert [on_host(of, session, 6.0) for session in "stu"] == [1000, 2000, 0]
 
 
+def test_a_whole_answer_is_in_use_as_it_comes_and_runs_no_longer() -> None:
+    of = device_and_host()
+    ticket = of.admit(own("s").replace(stream=False), 1.0)
+    play(of, own("t"), 2.0, prompt=2000, reply=0)
+    ticket.first_byte(3.0)
+    ticket.end(Outcome.COMPLETED, 3.0, Usage(2000, 0, 0))
+    assert [on_host(of, session, 4.0) for session in "st"] == [0, 1000]
+    play(of, own("u"), 5.0, prompt=2000, reply=0)
+    of.report(A, Report(kv_capacity_tokens=3000, host_kv_tokens=9000, kv_usage=0.7), 6.0)
+    assert [on_host(of, session, 7.0) for session in "stu"] == [1000, 2000, 0]
+
+
 def test_a_turn_of_an_earlier_life_is_not_held_to_be_there() -> None:
     of = device_and_host()
     ticket = of.admit(own("s"), 1.0)
