@@ -368,7 +368,7 @@ class Gateway:
                 if attempt == 1 and error.errno in {errno.ENOSPC, errno.EDQUOT}:
                     # Others use this disk, too: make room among our own, as much as a twentieth of them.
                     size = max(block.size, self.store.used_bytes // 20)
-                    self._forget(self.store.evict(size, self.clock.now()))
+                    self._forget(self.store.evict(size, self.clock.now(), only=_is_on_disk))
                     continue
                 _log.warning("blocks are not written to disk for %.0f s: %s", _DISK_REST_S, error.strerror)
                 self.counts["disk_failures"] += 1
@@ -423,6 +423,11 @@ class Gateway:
 
 def _nothing() -> None:
     """There is nothing to give back."""
+
+
+def _is_on_disk(block: Block[Copy]) -> bool:
+    """Giving up any other makes no room there."""
+    return block.place.on_disk
 
 
 _COUNTED: Final = {

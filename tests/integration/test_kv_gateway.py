@@ -326,6 +326,23 @@ async def test_a_full_disk_makes_room_and_then_rests(fleet, monkeypatch):
     assert not gateway._may_write()
 
 
+async def test_a_full_disk_is_not_relieved_by_what_never_was_on_it(fleet, monkeypatch):
+    gateway = await fleet.gateway(disk_folder=fleet.folder / "disk")
+    ((_, one),) = await agents(fleet, gateway, "a")
+    await one.save(chain("old", 4))
+    await on_disk(gateway, 4)
+
+    def write(head, payload):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(gateway.disk, "write", write)
+    # Of no session, so the only one that may go: the others' session is active.
+    await one.save(chain("new", 1), session="")
+    await until(lambda: gateway.counts["disk_failures"] == 1)
+    assert sum(gateway.store.counts.evicted.values()) == 0
+    await pool_holds(gateway, 5)
+
+
 def in_memory(gateway):
     return sum(block.size for block in gateway.store if block.place.memory is not None)
 
