@@ -148,8 +148,8 @@ class Candidate(Value):
         self.arriving_tokens: Final = arriving_tokens
         """KV on its way there from other replicas."""
         self.link_s: Final = link_s
-        """Until what lies on its host for turns before this one is on the device. 0 where nothing lies there
-        for this one."""
+        """Until what lies on its host for turns before this one is on the device, their waits for a place
+        included. 0 where nothing lies there for this one."""
 
 
 class Source(NamedTuple):

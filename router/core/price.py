@@ -8,7 +8,8 @@ in milliseconds. Knows no strategy: who is eligible is decided elsewhere.
 - `wait`: until the replica has prefilled what was sent there before, and until it has a place and KV blocks.
   The two pass side by side, so the longer counts. 0 where nothing is known of its load.
 - `fetch`: by how much fetching KV outlasts that wait. From the replica's own host it begins once there are
-  blocks and what comes from there for others has come, a pull at once. 0 where all lies on the device.
+  blocks and what comes from there for others has come, whichever is later, a pull at once. 0 where all lies
+  on the device.
 - `compute`: the tokens that lie nowhere, at the length of their context.
 - `crowd`: what the other turns there lose by that computing, times a factor: those that decode stand still
   for as long, and so does whoever waits for what they hold. And what other pulls on a pull's path lose by it.
@@ -117,7 +118,7 @@ def local_s(c: Candidate, prompt_tokens: int, prices: Prices, *, move: bool) -> 
     missing = prompt_tokens - cached if cached < prompt_tokens else 1
     curve = c.curve
     work = curve.work_s(missing, prompt_tokens)
-    begins = c.slot_s + c.link_s + c.host_tokens * curve.reload_s
+    begins = max(c.slot_s, c.link_s) + c.host_tokens * curve.reload_s
     if c.wait_s > begins:
         begins = c.wait_s
     price = begins + curve.base_s + work
@@ -275,7 +276,7 @@ def _line(
     local = max(1, prompt_tokens - c.cached_tokens)
     missing = local if pull is None else max(1, local - pull.tokens)
     wait = max(c.wait_s, c.slot_s)
-    begins = max(c.wait_s, c.slot_s + c.link_s + c.host_tokens * curve.reload_s)
+    begins = max(c.wait_s, max(c.slot_s, c.link_s) + c.host_tokens * curve.reload_s)
     if pull is not None:
         begins = max(begins, pull.seconds)
     company = _company(c)

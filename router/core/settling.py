@@ -145,7 +145,7 @@ class Settling:
                 prompt_tokens,
                 cached_tokens,
                 min(chosen.host_tokens, cached_tokens),
-                max(chosen.wait_s, chosen.slot_s + chosen.link_s),
+                max(chosen.wait_s, chosen.slot_s, chosen.link_s),
                 ticket.ttft_s,
                 now,
                 shared=bool(chosen.in_flight or chosen.foreign),

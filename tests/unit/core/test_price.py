@@ -75,6 +75,9 @@ def test_what_lies_on_the_host_comes_after_what_others_have_there_and_beside_the
     one = candidate(cached_tokens=60_000, host_tokens=20_000, link_s=0.3, wait_s=0.05)
     (line,) = lines((one,), 80_000, A, PRICES, None)
     assert (line.wait_ms, line.fetch_ms) == (pytest.approx(50.0), pytest.approx(300 + 100 - 50))
+    # Those before it wait for places, too, beside it and not before it.
+    (full,) = lines((one.replace(slot_s=0.2),), 80_000, A, PRICES, None)
+    assert (full.wait_ms, full.fetch_ms) == (pytest.approx(200.0), pytest.approx(300 + 100 - 200))
     (late,) = lines((one.replace(wait_s=5.0),), 80_000, A, PRICES, None)
     assert (late.wait_ms, late.fetch_ms) == (pytest.approx(5000.0), 0.0)
 
