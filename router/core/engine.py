@@ -184,7 +184,7 @@ class Engine:
         if member.reach != member.shelf:
             there = decision.chosen
             if there.host_tokens:
-                member.reloads(there.host_tokens * there.curve.reload_s, there.slot_s, now)
+                member.reloads(ticket, there.host_tokens * there.curve.reload_s, there.slot_s, now)
         if missing and not turn.stream:
             # The answer's first byte comes after all decoding, so it says nothing of prefill.
             heappush(member.due, (now + member.wait_s(now), next(self._admitted), ticket))

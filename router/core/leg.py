@@ -85,6 +85,8 @@ class Leg:
             if self.of_this_life:
                 self.member.has_prefilled(self, self.missing, now)
             self.missing = 0
+        if self.member.reloading:
+            self.member.has_reloaded(self, now)
 
     @property
     def of_this_life(self) -> bool:

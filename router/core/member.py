@@ -103,6 +103,7 @@ class Member:
         "prefilling",
         "reach",
         "reach_tokens",
+        "reloading",
         "report",
         "report_at",
         "residency",
@@ -151,7 +152,11 @@ class Member:
         self.answering: dict[Answering, None] = {}
         """The turns that it answers, in the order in which they began."""
         self.link_free_at = 0.0
-        """When what turns there have on its host will have been brought to the device."""
+        """When what turns there have on its host will have been brought to the device, if all goes as
+        expected."""
+        self.reloading: dict[Prefilling, tuple[float, float]] = {}
+        """The turns that those are of whose first token is yet to come, in order: when each has a place, and
+        the seconds that it takes."""
         self.arriving_tokens = 0
         """KV on its way there from other replicas."""
         self.since = 0.0
@@ -262,10 +267,22 @@ class Member:
         first_s = next(iter(self.prefilling.values()), 0.0)
         return max(0.0, self.backlog_s - min(first_s, max(0.0, now - self.since)))
 
-    def reloads(self, seconds: float, slot_s: float, now: float) -> None:
+    def reloads(self, turn: Prefilling, seconds: float, slot_s: float, now: float) -> None:
         """What a turn has on its host is brought to the device, which takes so long: once there is a
         place, in `slot_s`, and behind all that was to be brought before."""
         self.link_free_at = max(self.link_free_at, now + slot_s) + seconds
+        self.reloading[turn] = now + slot_s, seconds
+
+    def has_reloaded(self, turn: Prefilling, now: float) -> None:
+        """The turn has its first token, or is over: nothing is brought for it any more. Nothing happens where
+        nothing was to be."""
+        if self.reloading.pop(turn, None) is None:
+            return
+        # What was expected may have been too much: what is left takes no longer than from here on.
+        free_at = now
+        for place_at, seconds in self.reloading.values():
+            free_at = max(free_at, place_at) + seconds
+        self.link_free_at = min(self.link_free_at, free_at)
 
     def link_s(self, now: float) -> float:
         """Until all that was to be brought from its host is on the device."""
@@ -344,6 +361,7 @@ class Member:
         self.pending_tokens = 0
         self.prefilling = {}
         self.answering = {}
+        self.reloading = {}
         self.link_free_at = 0.0
         self.backlog_s = 0.0
         self.due = []

@@ -96,6 +96,8 @@ class Ticket:
             if self.of_this_life:
                 self.member.has_prefilled(self, self.missing, now)
             self.missing = 0
+        if self.member.reloading:
+            self.member.has_reloaded(self, now)
 
     @property
     def of_this_life(self) -> bool:

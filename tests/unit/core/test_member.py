@@ -186,16 +186,39 @@ def test_who_waits_once_waits_for_a_step_and_who_waits_again_has_no_place() -> N
 
 
 def test_what_lies_on_its_host_is_brought_back_one_after_the_other() -> None:
-    of = member()
+    of, turns = member(), [Turn() for _ in range(3)]
     assert of.link_s(5.0) == 0.0
-    of.reloads(0.4, 0.0, 10.0)
-    of.reloads(0.2, 0.0, 10.1)
+    of.reloads(turns[0], 0.4, 0.0, 10.0)
+    of.reloads(turns[1], 0.2, 0.0, 10.1)
     assert of.link_s(10.1) == pytest.approx(0.5)
     assert of.link_s(11.0) == 0.0
     # It begins once there is a place for it.
-    of.reloads(0.1, 2.0, 12.0)
+    of.reloads(turns[2], 0.1, 2.0, 12.0)
     assert of.link_s(12.0) == pytest.approx(2.1)
     of.begin_again(1, 1, WorkingSet(), Learned(8000.0))
+    assert (of.link_s(12.0), of.reloading) == (0.0, {})
+
+
+def test_what_came_sooner_from_its_host_than_expected_holds_up_nobody() -> None:
+    of, turns = member(), [Turn() for _ in range(3)]
+    of.reloads(turns[0], 4.0, 0.0, 10.0)
+    of.reloads(turns[1], 0.2, 3.0, 10.0)
+    of.reloads(turns[2], 0.1, 0.0, 10.0)
+    assert of.link_s(10.0) == pytest.approx(4.3)
+    # The first has its token: the second is brought once it has its place, in 2.5 s, and the third after it.
+    of.has_reloaded(turns[0], 10.5)
+    assert of.link_s(10.5) == pytest.approx(2.8)
+    of.has_reloaded(turns[0], 10.5)
+    of.has_reloaded(turns[1], 11.0)
+    assert of.link_s(11.0) == pytest.approx(0.1)
+    of.has_reloaded(turns[2], 11.0)
+    assert (of.link_s(11.0), of.reloading) == (0.0, {})
+
+
+def test_what_came_later_from_its_host_than_expected_is_no_longer_expected_of_it() -> None:
+    of, turn = member(), Turn()
+    of.reloads(turn, 0.5, 0.0, 10.0)
+    of.has_reloaded(turn, 12.0)
     assert of.link_s(12.0) == 0.0
 
 

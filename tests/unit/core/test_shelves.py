@@ -135,6 +135,23 @@ def test_a_whole_answer_is_in_use_as_it_comes_and_runs_no_longer() -> None:
     assert [on_host(of, session, 7.0) for session in "stu"] == [1000, 2000, 0]
 
 
+@pytest.mark.parametrize("end", [Outcome.CANCELLED, Outcome.COMPLETED])
+def test_a_turn_that_is_over_has_nothing_brought_from_the_host_any_more(end: Outcome) -> None:
+    of = engine("a")
+    of.report(A, Report(kv_capacity_tokens=100_000, host_kv_tokens=400_000), 0.0)
+    for session in "stu":
+        play(of, long(session, 320), 0.0, prompt=80_000)
+    first = of.admit(long("s", 320), 1.0)
+    assert first.decision.chosen.host_tokens == pytest.approx(80_000, rel=0.01)
+    (behind,) = of.decide(long("t", 320), 1.0).candidates
+    assert behind.link_s == pytest.approx(80_000 * behind.curve.reload_s, rel=0.01)
+    if end is Outcome.COMPLETED:
+        first.first_byte(1.01)
+        assert of.decide(long("t", 320), 1.01).candidates[0].link_s == 0.0
+    first.end(end, 1.02)
+    assert of.decide(long("t", 320), 1.02).candidates[0].link_s == 0.0
+
+
 def test_a_turn_of_an_earlier_life_is_not_held_to_be_there() -> None:
     of = device_and_host()
     ticket = of.admit(own("s"), 1.0)
