@@ -118,6 +118,10 @@ class Legs:
             leg.patience_s = self.rules(plan).deadline_s + member.wait_s(now) + whole_s
             leg.sharing = self._book.transfers.begin(claim.replica, member.id, now)
         member.take(leg, pairing.prompt_tokens, pairing.prompt_tokens, leg.missing, now)
+        if member.reach != member.shelf:
+            there = pairing.chosen
+            if there.host_tokens:
+                member.reloads(leg, there.host_tokens * there.curve.reload_s, there.slot_s, now)
         return leg
 
     def leg_ended(self, leg: Leg, outcome: Outcome, now: float, usage: Usage | None) -> None:
@@ -166,7 +170,7 @@ class Legs:
         if usage is None or usage.prompt_tokens is None or usage.cached_tokens is None:
             return None
         pull = leg.pairing.pull
-        chosen = next(c for c in leg.pairing.candidates if c.replica == leg.member.id)
+        chosen = leg.pairing.chosen
         if leg.claim_used:
             if pull is None:
                 return None
@@ -174,8 +178,8 @@ class Legs:
         leg.member.learned.first_token(
             usage.prompt_tokens,
             usage.cached_tokens,
-            0.0,
-            max(chosen.wait_s, chosen.slot_s),
+            min(chosen.host_tokens, usage.cached_tokens),
+            max(chosen.wait_s, chosen.slot_s, chosen.link_s),
             now - leg.began,
             now,
             shared=bool(chosen.in_flight or chosen.foreign),

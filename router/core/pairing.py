@@ -44,6 +44,11 @@ class Pairing(NamedTuple):
     decodes: frozenset[ReplicaId]
     """Replicas that fetch what was computed. All others that may answer compute for themselves."""
 
+    @property
+    def chosen(self) -> Candidate:
+        """The prefill replica, as it stood."""
+        return next(c for c in self.candidates if c.replica == self.prefill)
+
     def bill(self) -> tuple[Line, ...]:
         """Each way that the prompt could have been computed."""
         return lines(self.candidates, self.prompt_tokens, None, self.prices, self.pulls)

@@ -259,3 +259,52 @@ def test_what_a_prefill_replica_has_computed_is_within_its_reach_where_it_has_a_
     pairing = engine.decide(turn("other"), 3.0).pair
     assert pairing is not None
     assert pairing.cached_tokens > 0.9 * PROMPT
+
+
+def own(session: str, root: int) -> Turn:
+    return turn(session).replace(chain=Chain((root,), (40_000,), 1))
+
+
+def host_and_device() -> Engine:
+    """A prefill replica that has the prompt of `own("a", 1)` on its host."""
+    engine = fleet(spec(P, Role.PREFILL), spec(D, Role.DECODE))
+    engine.report(P, Report(start_time=1.0, kv_capacity_tokens=12_000, host_kv_tokens=100_000), 0.0)
+    for name, root in (("a", 1), ("b", 2)):
+        ticket = engine.admit(own(name, root), 0.0)
+        prefilled(engine, ticket)
+        ticket.end(Outcome.COMPLETED, 2.0)
+    return engine
+
+
+def test_a_prefill_replica_brings_prompts_back_from_its_host_one_after_the_other() -> None:
+    engine = host_and_device()
+    ticket = engine.admit(own("a", 1), 3.0)
+    leg = engine.legs.begin(ticket, 3.0)
+    assert leg is not None
+    (there,) = leg.pairing.candidates
+    assert there.host_tokens == pytest.approx(PROMPT, rel=0.01)
+    behind = engine.decide(own("c", 1), 3.0).pair
+    assert behind is not None
+    assert behind.chosen.link_s == pytest.approx(there.host_tokens * there.curve.reload_s, rel=0.01)
+    leg.end(Outcome.COMPLETED, 3.01, Usage(PROMPT, 1, PROMPT - 1))
+    after = engine.decide(own("c", 2), 3.01).pair
+    assert after is not None
+    assert after.chosen.link_s == 0.0
+
+
+def test_what_a_prefill_replica_brought_back_from_its_host_is_learned_as_that() -> None:
+    engine = host_and_device()
+    now = 3.0
+    for number in range(60):
+        ticket = engine.admit(own("ab"[number % 2], 1 + number % 2), now)
+        leg = engine.legs.begin(ticket, now)
+        assert leg is not None
+        assert leg.pairing.chosen.host_tokens == pytest.approx(PROMPT, rel=0.01)
+        # A tenth of the rate that is assumed at first.
+        leg.end(Outcome.COMPLETED, now + PROMPT / 30_000, Usage(PROMPT, 1, PROMPT - 16))
+        ticket.end(Outcome.COMPLETED, now + 1.0)
+        now += 2.0
+    pairing = engine.decide(own("a", 1), now).pair
+    assert pairing is not None
+    assert 1.0 / pairing.chosen.curve.reload_s == pytest.approx(30_000, rel=0.2)
+    assert 1.0 / pairing.chosen.curve.token_s == pytest.approx(8000, rel=0.5)
