@@ -193,10 +193,13 @@ class Pulling:
 
     def _learn_path(self, ticket: Ticket, source: ReplicaId, prompt_tokens: int, cached_tokens: int) -> None:
         """What a path carries whose ends do not tell: the pull took what the first token took beyond
-        computing the rest. Where the turn waited as well, the two cannot be told apart."""
+        computing the rest. Where the turn waited as well, or read from its own host, the two cannot be told
+        apart."""
         chosen = ticket.decision.chosen
         came = cached_tokens - chosen.cached_tokens
-        if ticket.ttft_s is None or not ticket.turn.stream or came <= 0 or chosen.wait_s or chosen.slot_s:
+        if ticket.ttft_s is None or not ticket.turn.stream or came <= 0:
+            return
+        if chosen.wait_s or chosen.slot_s or chosen.host_tokens:
             return
         rest_s = chosen.curve.seconds(max(1, prompt_tokens - cached_tokens), prompt_tokens)
         seconds = max(LEAST_FETCH_S, ticket.ttft_s - rest_s)

@@ -129,6 +129,24 @@ def test_whose_first_token_tells_nothing_of_a_path_teaches_none() -> None:
         assert not book.has_learned
 
 
+def test_a_turn_that_had_some_on_its_own_host_teaches_no_path() -> None:
+    of, book = p2p(*(ReplicaSpec(r, f"http://{r}:1", kv_p2p=f"{r}:5710") for r in (A, B)))
+    of.report(B, Report(kv_capacity_tokens=100_000, host_kv_tokens=400_000), 0.0)
+    for name, session, segments in ((A, "s", 100), (A, "x", 380), (B, "s", 320)):
+        of.drain(name, True)
+        play(of, long(session, segments), 0.0, prompt=250 * segments)
+        of.drain(name, False)
+    of.drain(A, True)
+    ticket = of.admit(long("s", 324), 1.0)
+    chosen, pull = ticket.decision.chosen, ticket.decision.pull
+    assert pull is not None
+    assert (pull.source, ticket.decision.replica) == (A, B)
+    assert chosen.host_tokens == 20_000
+    ticket.first_byte(2.0)
+    ticket.end(Outcome.COMPLETED, 3.0, Usage(81_000, 10, 80_000))
+    assert not book.has_learned
+
+
 def test_agents_and_vllms_own_tiers_do_not_pull_from_each_other() -> None:
     of, _ = p2p(
         ReplicaSpec(A, "http://a:1", kv_agent="a:7710"), ReplicaSpec(B, "http://b:1", kv_p2p="b:5710")
