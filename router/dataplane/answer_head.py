@@ -70,6 +70,11 @@ class ResponseHead:
         """Its bytes, the empty line at its end included, where it was recognised."""
 
 
+def is_bodiless(status: int) -> bool:
+    """Whether an answer of this status has no body, whatever its head says."""
+    return status in _BODILESS
+
+
 def is_dropped(name: bytes) -> bool:
     """Whether an answer's header, in lower case, ends here: hop-by-hop, or the router's to say."""
     return name in _DROPPED or name.startswith(_OURS)
@@ -160,7 +165,7 @@ class AnswerHeads:
         if match is None or len(line) > _MAX_REMEMBERED:
             return 0
         status = int(match[1])
-        if status in _BODILESS:
+        if is_bodiless(status):
             return 0
         if len(self._statuses) >= _MAX_LINES:
             self._statuses.clear()

@@ -32,6 +32,15 @@ _PATHS: Final = {
 }
 
 
+# What generates an answer, in JSON or in events.
+_GENERATE: Final = frozenset({Dialect.CHAT, Dialect.COMPLETIONS, Dialect.MESSAGES, Dialect.RESPONSES})
+
+
 def dialect_of(path: str) -> Dialect | None:
     """The dialect of a path without its query; `None` where the body's prompt, if any, is not known."""
     return _PATHS.get(path)
+
+
+def generates(dialect: Dialect | None) -> bool:
+    """Whether its answers are tokens, in JSON or in events."""
+    return dialect in _GENERATE

@@ -22,8 +22,9 @@ from router.core.request import Turn
 from router.core.ticket import Ticket
 from router.dataplane.answer import StreamReader, read_body
 from router.dataplane.answer_head import ResponseHead
+from router.dataplane.answering import LAST_CHUNK, Answer
 from router.dataplane.departure import INTERIM, LEADING_ZERO
-from router.dataplane.dialects import Dialect, dialect_of
+from router.dataplane.dialects import dialect_of, generates
 from router.dataplane.head import Head
 from router.dataplane.pairs import Handoff, PrefillError
 from router.dataplane.problems import body_of, event_of, headers_of, status_line, status_of
@@ -40,12 +41,6 @@ _log = logging.getLogger(__name__)
 
 # Statuses that say that the replica cannot serve now, not that the request is wrong.
 _MOVES_ON: Final = frozenset({500, 502, 503, 504})
-
-_BODILESS: Final = frozenset({204, 304})
-
-# What generates an answer, in JSON or in events, and takes a hint of where KV lies. A proxy, a captive portal
-# or a wrong URL says 200 in HTML.
-_GENERATE: Final = frozenset({Dialect.CHAT, Dialect.COMPLETIONS, Dialect.MESSAGES, Dialect.RESPONSES})
 
 # What a whole answer says of itself, and the stream that is made of it.
 _JSON: Final = b"content-type: application/json"
@@ -76,9 +71,8 @@ class Exchange(Receiver):
     """Relays one request to a replica and the answer to its client."""
 
     __slots__ = (
-        "_accepted",
+        "_answer",
         "_began",
-        "_chunked",
         "_client",
         "_content",
         "_failed",
@@ -93,20 +87,14 @@ class Exchange(Receiver):
         "_plane",
         "_pool",
         "_prepared",
-        "_reader",
         "_refusal",
         "_request_id",
         "_resent",
-        "_response",
         "_routed",
         "_sent_at",
-        "_strange",
         "_tenant",
         "_ticket",
         "_upstream",
-        "_whole",
-        "_whole_bytes",
-        "_whole_held",
         "held",
         "phase",
     )
@@ -150,16 +138,10 @@ class Exchange(Receiver):
         self._outcomes: tuple[Outcome, ...] = ()
         self._refusal: Refused | None = None
         """What the client was told instead of an answer, or of its end."""
-        self._response: ResponseHead | None = None
+        self._answer: Answer | None = None
+        """Of the running attempt, once its head is here."""
         self._prepared: bytes | None = None
-        self._accepted = False
-        self._strange = False
-        """The status said yes, and the answer is of a type that no engine gives."""
-        self._chunked = False
-        self._reader: StreamReader | None = None
-        self._whole: list[bytes] | None = None
-        self._whole_bytes = 0
-        self._whole_held = 0
+        """A head that has yet to go to the client."""
 
     # --- towards the replica ------------------------------------------------------------------------
 
@@ -313,7 +295,7 @@ class Exchange(Receiver):
         if handoff is not None and handoff.params is not None and pairs is not None:
             body = pairs.decode_parts(handoff, body, ticket)
             length = sum(map(len, body))
-        elif pool.has_agent and length and routed.dialect in _GENERATE and ticket.turn.computes:
+        elif pool.has_agent and length and generates(routed.dialect) and ticket.turn.computes:
             member = self._plane.hint(ticket, self._request_id)
             if member is not None:
                 body = inserted(body, member)
@@ -350,34 +332,18 @@ class Exchange(Receiver):
         status = head.status
         if status in _MOVES_ON and self._move_on(Outcome.SERVER_ERROR):
             return
-        has_body = status not in _BODILESS and self._head.method != b"HEAD"
-        self._strange = has_body and status < 300 and _is_strange(routed.dialect, head.content_type)
-        if self._strange and self._move_on(Outcome.SERVER_ERROR):
+        answer = Answer(
+            head,
+            routed.dialect,
+            bodiless=self._head.method == b"HEAD",
+            chunks=self._head.version == "1.1",
+            hide_usage=routed.hide_usage,
+        )
+        if answer.is_strange and self._move_on(Outcome.SERVER_ERROR):
             return
-        self._response = head
-        length = head.length if has_body else None
-        framing: bytes | None = None
-        if has_body and status < 300 and not head.content_encoding:
-            content_type = head.content_type
-            if content_type.startswith(b"text/event-stream"):
-                self._reader = StreamReader(routed.dialect, hide_usage=routed.hide_usage)
-                length = None
-            elif content_type.startswith(b"application/json"):
-                self._whole = []
-                framing = b""  # known when the body is whole
-        if framing is None:
-            if not has_body:
-                # A length says what a GET would have brought; with a 204 it has no meaning.
-                length = head.length if status != 204 else None
-                framing = b"content-length: %d\r\n" % length if length is not None else b""
-            elif length is not None:
-                framing = b"content-length: %d\r\n" % length
-            elif self._head.version == "1.1":
-                self._chunked = True
-                framing = b"transfer-encoding: chunked\r\n"
-            else:
-                self._keep = False
-                framing = b""
+        self._answer = answer
+        if answer.ends_with_connection:
+            self._keep = False
         decision = ticket.decision
         self._prepared = b"".join(
             (
@@ -388,67 +354,66 @@ class Exchange(Receiver):
                 self._request_id,
                 _waited_line(decision.waited_s) if decision.waited_s else b"\r\n",
                 self._handoff.line if self._handoff is not None else b"",
-                framing,
+                answer.framing,
             )
         )
 
     def on_piece(self, piece: bytes) -> None:
         """Some of the response body is here."""
-        reader = self._reader
+        answer = self._answer
+        assert answer is not None
+        reader = answer.reader
         if reader is not None:
             piece = reader.feed(piece)
-            if not self._accepted:
+            if not answer.accepted:
                 if reader.response_id is not None:
                     self._stored(reader.response_id)
                 if reader.saw_content:
-                    self._accept()
+                    self._accept(answer)
                 elif reader.error is not None and self._prepared is not None:
                     # The status said yes, the stream says no, and nothing has gone out: as with a 5xx.
                     outcome = _outcome_of(reader.error)
                     if outcome is Outcome.SERVER_ERROR and self._move_on(outcome):
                         return
-        elif self._whole is not None:
+        elif answer.pieces is not None:
             self._client.progress += 1
-            if self._whole:
-                # What one read brings every connection may hold; more of it is counted.
-                try:
-                    self._plane.hold(len(piece))
-                except Refused as refusal:
-                    self._give_up(Outcome.OVER_LIMIT, refusal)
-                    return
-                self._whole_held += len(piece)
-                self.held += len(piece)
-            self._whole.append(piece)
-            self._whole_bytes += len(piece)
-            if self._whole_bytes > self._plane.limits.body:
-                self._give_up(
-                    Outcome.OVER_LIMIT,
-                    Refused(
-                        ErrorKind.UPSTREAM_FAILED,
-                        f"the replica's answer is over {self._plane.limits.body} bytes, the router's limit",
-                    ),
-                )
+            self._gather(answer, piece)
             return
-        elif not self._accepted:
-            self._accept()
-        client = self._client
-        client.progress += 1
+        elif not answer.accepted:
+            self._accept(answer)
+        self._client.progress += 1
         if not piece:
             return
         if self._prepared is not None:
             self._begin()
-        if self._chunked:
-            client.write(b"%x\r\n%b\r\n" % (len(piece), piece))
-        else:
-            client.write(piece)
+        self._client.write(answer.framed(piece))
+
+    def _gather(self, answer: Answer, piece: bytes) -> None:
+        """Keep a piece of a body that goes on once it is whole, as far as the router may hold it."""
+        plane, size, limit = self._plane, len(piece), self._plane.limits.body
+        # What one read brings every connection may hold; more of it is counted.
+        counts = answer.gathered_bytes > 0
+        if counts:
+            try:
+                plane.hold(size)
+            except Refused as refusal:
+                self._give_up(Outcome.OVER_LIMIT, refusal)
+                return
+            self.held += size
+        answer.gather(piece, held=counts)
+        if answer.gathered_bytes > limit:
+            message = f"the replica's answer is over {limit} bytes, the router's limit"
+            self._give_up(Outcome.OVER_LIMIT, Refused(ErrorKind.UPSTREAM_FAILED, message))
 
     def on_chunk(self, data: bytes, begin: int, start: int, end: int) -> None:
         """Some of the response body, framed as the client is to have it: most events of a stream."""
-        reader = self._reader
+        answer = self._answer
+        reader = answer.reader if answer is not None else None
         if (
             reader is None
-            or not self._accepted
-            or not self._chunked
+            or answer is None
+            or not answer.accepted
+            or not answer.chunked
             or self._prepared is not None
             or not reader.passes(data, start, end)
         ):
@@ -462,26 +427,24 @@ class Exchange(Receiver):
     def on_end(self) -> None:
         """The response is complete."""
         self._upstream = None
-        ticket, response = self._ticket, self._response
-        assert ticket is not None
-        assert response is not None
-        client = self._client
+        answer = self._answer
+        assert answer is not None
         usage: Usage | None = None
         response_id: str | None = None
-        if self._reader is not None:
-            reader = self._reader
+        if answer.reader is not None:
+            reader = answer.reader
             rest = reader.end()
             usage, response_id = reader.usage, reader.response_id
             if not reader.finished and reader.error is None:
                 self._broken("ended its stream before the end of the answer", Outcome.CUT)
                 return
             if rest:
-                self._write_rest(rest)
+                self._write_rest(answer, rest)
             if self._handoff is not None:
                 usage = self._learn_pair(self._handoff, reader)
-        elif self._whole is not None:
+        elif answer.pieces is not None:
             assert self._routed is not None
-            raw = self._whole[0] if len(self._whole) == 1 else b"".join(self._whole)
+            raw = answer.gathered()
             assert self._prepared is not None
             if self._handoff is not None and self._handoff.params is not None:
                 whole, usage, response_id = self._take_whole(self._handoff, raw)
@@ -491,17 +454,15 @@ class Exchange(Receiver):
             self._begin(whole)
         if self._prepared is not None:
             self._begin()
-        if self._chunked:
-            client.write(b"0\r\n\r\n")
-        status = response.status
-        if self._reader is not None and self._reader.error is not None:
-            status = self._reader.error
+        if answer.chunked:
+            self._client.write(LAST_CHUNK)
+        status = answer.status
         if status < 300:
-            if not self._accepted:
-                self._accept()
+            if not answer.accepted:
+                self._accept(answer)
             if response_id is not None:
                 self._stored(response_id)
-        self._over(Outcome.SERVER_ERROR if self._strange else _outcome_of(status), usage)
+        self._over(Outcome.SERVER_ERROR if answer.is_strange else _outcome_of(status), usage)
 
     def _take_whole(self, handoff: Handoff, raw: bytes) -> tuple[bytes, Usage | None, str | None]:
         """The whole answer `raw` of a replica that had its prompt from another: what of it goes to the
@@ -524,11 +485,11 @@ class Exchange(Receiver):
         pairs.streamed(handoff, routed, ticket, reader.offer)
         return pairs.usage(handoff, reader.usage)
 
-    def _write_rest(self, rest: bytes) -> None:
+    def _write_rest(self, answer: Answer, rest: bytes) -> None:
         """What the reader still held, at the end of the stream."""
         if self._prepared is not None:
             self._begin()
-        self._client.write(b"%x\r\n%b\r\n" % (len(rest), rest) if self._chunked else rest)
+        self._client.write(answer.framed(rest))
 
     def on_broken(self, why: str, *, answered: bool, taken: bool) -> None:
         """The connection to the replica is gone before the end of the answer."""
@@ -631,17 +592,12 @@ class Exchange(Receiver):
             self._attempt_failed(Outcome.CUT, f"does not answer its probes either: {why}")
 
     def _forget_answer(self) -> None:
-        self._response = None
+        answer = self._answer
+        if answer is not None and answer.held:
+            self._plane.give_back(answer.held)
+            self.held -= answer.held
+        self._answer = None
         self._prepared = None
-        self._reader = None
-        self._whole = None
-        self._whole_bytes = 0
-        if self._whole_held:
-            self._plane.give_back(self._whole_held)
-            self.held -= self._whole_held
-            self._whole_held = 0
-        self._chunked = False
-        self._accepted = False
         self._keep = True
 
     def timed_out(self, why: str, outcome: Outcome = Outcome.TIMEOUT) -> None:
@@ -670,17 +626,17 @@ class Exchange(Receiver):
             return
         self._plane.count_error(refusal)
         self._refusal = refusal
-        client, reader = self._client, self._reader
-        if reader is None:
+        client, answer = self._client, self._answer
+        reader = answer.reader if answer is not None else None
+        if answer is None or reader is None:
             # A body of another kind: only its broken framing can say that it is not whole.
             self._keep = False
             self._over(outcome, None)
             return
         event = reader.break_off() + event_of(refusal, anthropic=self._anthropic())
-        if self._chunked:
-            client.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event))
-        else:
-            client.write(event)
+        client.write(answer.framed(event))
+        if answer.chunked:
+            client.write(LAST_CHUNK)
         self._over(outcome, reader.usage)
 
     def fault(self) -> None:
@@ -703,7 +659,8 @@ class Exchange(Receiver):
             return
         self._leave_replica()
         self._keep = False
-        self._over(Outcome.CANCELLED, self._reader.usage if self._reader is not None else None)
+        reader = self._answer.reader if self._answer is not None else None
+        self._over(Outcome.CANCELLED, reader.usage if reader is not None else None)
 
     def _leave_replica(self) -> None:
         if self._held is not None:
@@ -734,13 +691,12 @@ class Exchange(Receiver):
         if self.phase is Phase.WAITING:
             # Clients of HTTP/1.0 know no interim responses.
             return INTERIM if self._head.version == "1.1" else b""
-        return LEADING_ZERO if self._chunked else b""
+        return LEADING_ZERO if self._answer is not None and self._answer.chunked else b""
 
-    def _accept(self) -> None:
-        self._accepted = True
+    def _accept(self, answer: Answer) -> None:
+        answer.accepted = True
         assert self._ticket is not None
-        assert self._response is not None
-        if self._response.status < 300 and not self._strange:
+        if answer.head.status < 300 and not answer.is_strange:
             self._ticket.first_byte(self._plane.now())
             if self._plane.waiting:
                 self._plane.dispatch_soon()
@@ -816,8 +772,8 @@ class Exchange(Receiver):
     def _tell_trace(self, turn: Turn, outcome: Outcome | None) -> None:
         """How the client's request ended."""
         status = 0
-        if self._response is not None and self._prepared is None:
-            status = self._response.status
+        if self._answer is not None and self._prepared is None:
+            status = self._answer.head.status
         elif self._refusal is not None:
             status = status_of(self._refusal)
         self._plane.trace_over(
@@ -839,11 +795,3 @@ def _outcome_of(status: int) -> Outcome:
     if status < 400:
         return Outcome.COMPLETED
     return Outcome.CLIENT_ERROR if status < 500 else Outcome.SERVER_ERROR
-
-
-def _is_strange(dialect: Dialect | None, content_type: bytes) -> bool:
-    """Whether an answer's type is none that the endpoint has. One without a type may be anything."""
-    if content_type == b"application/json" or not content_type or dialect not in _GENERATE:
-        return False
-    kind = content_type.lower()
-    return b"json" not in kind and not kind.startswith(b"text/event-stream")

@@ -345,7 +345,8 @@ async def test_answers_that_are_gathered_whole_count_against_the_budget() -> Non
         await stream.send(b"x" * 20_000 + b'"')
 
     def gathers(plane: DataPlane) -> bool:
-        return any(each._exchange is not None and each._exchange._whole for each in plane.connections)
+        answers = [each._exchange._answer for each in plane.connections if each._exchange is not None]
+        return any(answer is not None and answer.pieces for answer in answers)
 
     async with (
         raw_replica(thirds) as one,
