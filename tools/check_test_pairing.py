@@ -22,6 +22,9 @@ TESTED_ELSEWHERE: Mapping[str, str] = {
     "router/dataplane/routing.py": "tests/integration/test_relay.py",
     "router/dataplane/server.py": "tests/integration/test_relay.py",
     "router/dataplane/upstream.py": "tests/integration/test_trouble.py",
+    # What a head's lines have in common is seen where heads are read.
+    "router/dataplane/header.py": "tests/unit/dataplane/test_head_reader.py",
+    "router/dataplane/last_head.py": "tests/unit/dataplane/test_head_reader.py",
     # What imports vLLM or torch is tested in the real engine's environment.
     "router/connector/adapter.py": "tests/engine/inside/test_adapter.py",
     "router/connector/compat.py": "tests/engine/inside/test_compat.py",

@@ -24,8 +24,10 @@ from router.dataplane.departure import (
     unacknowledged,
 )
 from router.dataplane.exchange import Exchange, Phase
-from router.dataplane.head import MAX_TARGET, Head, LastHead, target_too_long
+from router.dataplane.head import Head
+from router.dataplane.last_head import LastHead
 from router.dataplane.problems import HttpRefused, body_of, headers_of, status_line, status_of
+from router.dataplane.target import MAX_TARGET, target_too_long
 
 if TYPE_CHECKING:
     from router.dataplane.server import DataPlane

@@ -27,7 +27,8 @@ from router.core.request import Turn
 from router.core.ticket import Ticket
 from router.dataplane.client import ClientConnection
 from router.dataplane.exchange import Exchange
-from router.dataplane.head import Head, HeadReader
+from router.dataplane.head import Head
+from router.dataplane.head_reader import HeadReader
 from router.dataplane.hints import HintWriter, p2p_source
 from router.dataplane.limits import Limits
 from router.dataplane.local import LocalEndpoints

@@ -16,7 +16,8 @@ from router.base.build import kind_of_build
 from router.base.errors import Refused
 from router.base.ids import OPEN_TENANT, TenantId
 from router.dataplane.client import ClientConnection, Reading
-from router.dataplane.head import Head, HeadReader
+from router.dataplane.head import Head
+from router.dataplane.head_reader import HeadReader
 from router.dataplane.limits import Limits
 from router.dataplane.outbox import Outbox
 
