@@ -411,8 +411,9 @@ def test_others_are_preempted_while_a_request_loads(
     with load_of(b) as load, concurrent.futures.ThreadPoolExecutor(1 + len(growing)) as pool:
         loading = pool.submit(b.ask, prompt, tokens=8, sources=["a"], limits=PATIENT)
         assert way.faults.dripping.wait(REQUEST_S)
-        # With 40 blocks each they fit, and with the second one that each of them fills they do not.
-        asked = [pool.submit(b.ask, one, tokens=2 * BLOCK, sources=[]) for one in growing]
+        # With 40 blocks each they fit, and with the second one that each of them fills they do not. They go
+        # on for two more: on a busy machine the first of them is far ahead of the last.
+        asked = [pool.submit(b.ask, one, tokens=4 * BLOCK, sources=[]) for one in growing]
         try:
             then = await_preemption(b, before, asked)
         finally:
