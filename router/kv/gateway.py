@@ -358,7 +358,11 @@ class Gateway:
     async def _write_one(self, disk: DiskTier, block: Block[Copy]) -> None:
         self._waiting_bytes -= block.size
         memory = block.place.memory
-        if memory is None or self.store.get(block.key) is not block or not self._may_write():
+        if memory is None or self.store.get(block.key) is not block:
+            return
+        if not self._may_write():
+            # The disk has failed since it was queued.
+            self.counts["disk_skipped"] += 1
             return
         head = block.place.head
         for attempt in (1, 2):

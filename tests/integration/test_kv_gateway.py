@@ -343,6 +343,24 @@ async def test_a_full_disk_is_not_relieved_by_what_never_was_on_it(fleet, monkey
     await pool_holds(gateway, 5)
 
 
+async def test_what_waited_to_be_written_when_the_disk_failed_is_counted_as_not_written(fleet, monkeypatch):
+    gateway = await fleet.gateway(disk_folder=fleet.folder / "disk")
+    ((_, one),) = await agents(fleet, gateway, "a")
+    go_on = threading.Event()
+
+    def write(head, payload):
+        assert go_on.wait(120)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(gateway.disk, "write", write)
+    await one.save(chain("new", 4))
+    await pool_holds(gateway, 4)
+    go_on.set()
+    await until(lambda: not gateway._writes)
+    assert (gateway.counts["disk_failures"], gateway.counts["disk_skipped"]) == (1, 3)
+    assert gateway._waiting_bytes == 0
+
+
 def in_memory(gateway):
     return sum(block.size for block in gateway.store if block.place.memory is not None)
 
