@@ -6,7 +6,7 @@ synced: a file that a crash left incomplete is found out by its checksums and re
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -83,6 +83,11 @@ class DiskTier:
         """Let go of a block."""
         with suppress(OSError):
             self._path(key).unlink(missing_ok=True)
+
+    def remove_all(self, keys: Iterable[BlockKey]) -> None:
+        """Let go of blocks."""
+        for key in keys:
+            self.remove(key)
 
     def scan(self) -> Iterator[Found]:
         """What an earlier life left. Files that are not whole are removed; contents are checked when read."""

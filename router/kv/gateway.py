@@ -372,7 +372,12 @@ class Gateway:
                 if attempt == 1 and error.errno in {errno.ENOSPC, errno.EDQUOT}:
                     # Others use this disk, too: make room among our own, as much as a twentieth of them.
                     size = max(block.size, self.store.used_bytes // 20)
-                    self._forget(self.store.evict(size, self.clock.now(), only=_is_on_disk))
+                    gone = self.store.evict(size, self.clock.now(), only=_is_on_disk)
+                    for one in gone:
+                        self._leave_memory(one)
+                    # Tens of thousands, where the disk is large. Nothing else is written meanwhile, so none
+                    # of them is a file of its own again.
+                    await asyncio.to_thread(disk.remove_all, [one.key for one in gone])
                     continue
                 _log.warning("blocks are not written to disk for %.0f s: %s", _DISK_REST_S, error.strerror)
                 self.counts["disk_failures"] += 1

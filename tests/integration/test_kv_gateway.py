@@ -302,8 +302,8 @@ async def test_a_full_disk_makes_room_and_then_rests(fleet, monkeypatch):
     ((_, one),) = await agents(fleet, gateway, "a")
     await one.save(chain("old", 4), session="")
     await on_disk(gateway, 4)
-    full, refused = [1], []
-    plain = gateway.disk.write
+    full, refused, removing = [1], [], set()
+    plain, remove = gateway.disk.write, gateway.disk.remove
 
     def write(head, payload):
         if full[0]:
@@ -312,10 +312,17 @@ async def test_a_full_disk_makes_room_and_then_rests(fleet, monkeypatch):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         plain(head, payload)
 
+    def noted(key):
+        removing.add(threading.get_ident())
+        remove(key)
+
     monkeypatch.setattr(gateway.disk, "write", write)
+    monkeypatch.setattr(gateway.disk, "remove", noted)
     await one.save(chain("new", 1), session="")
     await until(lambda: gateway.store.counts.evicted["session"] == 1)
     await on_disk(gateway, 4)
+    assert removing.isdisjoint({threading.get_ident()}), "which holds up nobody"
+    assert len(list((fleet.folder / "disk").glob("??/*.kv"))) == 4
     full[0] = 99
     await one.save(chain("newer", 1), session="")
     await until(lambda: gateway.counts["disk_failures"] == 1)
