@@ -148,13 +148,15 @@ class PullBook:
         """KV bytes of a token, as learned."""
         return self._token_bytes.value
 
-    def _carried(self, pair: tuple[ReplicaId, ReplicaId], size: float, seconds: float) -> None:
+    def _carried(
+        self, pair: tuple[ReplicaId, ReplicaId], size: float, seconds: float, *, timed: bool = True
+    ) -> None:
         if not (self._is_there(pair[0]) and self._is_there(pair[1])):
             return
         link = self._links.get(pair)
         if link is None:
             link = self._links[pair] = Link(1.0 / self._seed[1], self._seed[0])
-        if link.observe(size, seconds):
+        if link.observe(size, seconds, timed=timed):
             self._known = MappingProxyType({**self._known, pair: (link.start_s, link.byte_s)})
             # Paths of a fleet are mostly alike: strangers are taken for the last that was learned of.
             self._seed = (link.start_s, link.byte_s)
@@ -173,7 +175,7 @@ class PullBook:
 
     def measured(self, source: ReplicaId, target: ReplicaId, tokens: int, seconds: float) -> None:
         """So many tokens' KV took so long from the one to the other, as seen from without."""
-        self._carried((source, target), tokens * self._token_bytes.value, seconds)
+        self._carried((source, target), tokens * self._token_bytes.value, seconds, timed=False)
 
     def forget(self, replica: ReplicaId) -> None:
         """It left the fleet, or is another process: what was learned of it is void."""

@@ -51,8 +51,11 @@ class Fit:
         self.values = tuple(each.seed for each in coefficients)
         """What is believed of each. Read-only; replaced whole."""
 
-    def observe(self, parts: Sequence[float], seen: float) -> bool:
-        """`seen`, above 0, is the sum of the coefficients times `parts`. Whether `values` have changed."""
+    def observe(self, parts: Sequence[float], seen: float, clip: float = _CLIP) -> bool:
+        """`seen`, above 0, is the sum of the coefficients times `parts`. Whether `values` have changed.
+
+        `clip`: the logarithm of how many times what was expected it counts as, at most.
+        """
         count = len(parts)
         each = [self.values[at] * parts[at] for at in range(count)]
         expected = sum(each)
@@ -65,7 +68,7 @@ class Fit:
         spread = [_product(row, shares) for row in self._covariance]
         doubt = _NOISE + _product(spread, shares)
         gain = 1.0 / doubt
-        most = min(_CLIP, doubt**0.5)
+        most = min(clip, doubt**0.5)
         off = min(most, max(-most, log(times))) if times > 0.0 else -most
         for at, (least, greatest) in enumerate(self._bounds):
             self._logs[at] = min(greatest, max(least, self._logs[at] + spread[at] * gain * off))

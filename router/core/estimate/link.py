@@ -3,7 +3,7 @@
 Knows no ends and no sharing: callers tell what one transfer had of the path.
 """
 
-from math import isfinite
+from math import isfinite, log
 from typing import Final
 
 from router.core.estimate.fit import Coefficient, Fit
@@ -21,6 +21,13 @@ _MOST_S: Final = 3600.0
 
 _DOUBT: Final = 10.0
 """Factor by which the seeds may be off."""
+
+# A guess may be off by so much, and so the first transfer that was timed may differ from it. What was learned
+# is less in doubt, and a later one that is as odd counts for little.
+_TIMED_CLIP: Final = log(_DOUBT)
+
+# What else took time shows in what was seen from without, and is late by any factor.
+_SEEN_CLIP: Final = log(1.5)
 
 
 class Link:
@@ -53,11 +60,12 @@ class Link:
         start, byte = self._fit.values
         return start + size * byte
 
-    def observe(self, size: float, seconds: float) -> bool:
+    def observe(self, size: float, seconds: float, *, timed: bool = True) -> bool:
         """`size` bytes took so long. Whether anything has changed.
 
-        What cannot be, from a clock that was set, teaches nothing.
+        `timed`: as measured by whoever carried them; else as it looks from without. What cannot be, from a
+        clock that was set, teaches nothing.
         """
         if not 0.0 < seconds <= _MOST_S or not size >= 0.0 or not isfinite(size):
             return False
-        return self._fit.observe((1.0, size), seconds)
+        return self._fit.observe((1.0, size), seconds, _TIMED_CLIP if timed else _SEEN_CLIP)

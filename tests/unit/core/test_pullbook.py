@@ -164,6 +164,23 @@ def test_what_was_seen_from_without_teaches_what_the_path_carries() -> None:
     assert start_s + 20_000 * token_s == pytest.approx(1.9, rel=0.1)
 
 
+def test_one_pull_shows_what_paths_carry_whatever_was_assumed() -> None:
+    book = PullBook(PullRules(seed_gbps=25.0))
+    book.begin(A, B, 0.0)
+    # 6 Gb/s.
+    book.end(A, B, 1, whole(10_000, 1.0 / 0.75), 2.0)
+    view = seen(book, 2.0)
+    assert 8e-9 / view.links[(A, B)][1] == pytest.approx(6.0, rel=0.1)
+    assert view.seed == view.links[(A, B)]
+
+
+def test_a_first_token_that_came_late_makes_no_path_slow() -> None:
+    book = PullBook(PullRules(seed_gbps=25.0))
+    before = book.path(A, B)[1]
+    book.measured(A, B, 10_000, 100.0)
+    assert before < book.path(A, B)[1] <= 1.55 * before
+
+
 def test_how_turns_found_their_pulls_changes_the_chance() -> None:
     book = PullBook(PullRules())
     for _ in range(5):

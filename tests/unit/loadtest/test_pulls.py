@@ -35,6 +35,13 @@ def test_what_a_fan_out_shares_is_sent_to_each_replica_once_at_most(gbps: float)
     assert pulled.pulled_tokens < 7 * 100_032 + 40 * 4 * 1024
 
 
+def test_a_fan_out_finds_out_once_that_its_network_is_slow() -> None:
+    pulled = play("fan-out", NONE, build_plan(load_policy("home").value), 0, 6.0)
+    # What is pulled later is the little that an agent which moves has added.
+    assert 1 <= pulled.pulls <= 3
+    assert pulled.pulled_tokens < 0.2 * 100_032
+
+
 def test_the_curve_is_of_the_seeds_whose_outcomes_are_known() -> None:
     known = {
         (0, 0.0): Outcome(2.0, 0, 0),

@@ -43,3 +43,31 @@ def test_more_takes_longer() -> None:
     link = Link(1e9, 0.01)
     assert link.seconds(0) == 0.01
     assert link.seconds(1e9) == pytest.approx(1.01)
+
+
+@pytest.mark.parametrize("times", [0.2, 0.5, 2.0, 5.0])
+def test_the_first_transfer_shows_what_a_guess_was_wrong_by(times: float) -> None:
+    link = Link(3e9, 0.01)
+    assert link.observe(1.5e9, 0.01 + 1.5e9 / (3e9 * times))
+    assert link.seconds(15e9) == pytest.approx(0.01 + 15e9 / (3e9 * times), rel=0.1)
+
+
+def test_an_odd_transfer_after_others_moves_it_by_less_than_half() -> None:
+    link = Link(3e9, 0.01)
+    link.observe(1.5e9, 1.0)
+    before = link.seconds(15e9)
+    link.observe(1.5e9, 100.0)
+    assert before < link.seconds(15e9) < 1.5 * before
+
+
+def test_a_first_transfer_that_is_absurd_counts_as_ten_times_what_was_assumed() -> None:
+    link = Link(3e9, 0.01)
+    link.observe(1.5e9, 3000.0)
+    assert link.seconds(15e9) <= 10.0 * (0.01 + 15e9 / 3e9) * 1.01
+
+
+def test_what_is_seen_from_without_moves_it_by_half_at_most() -> None:
+    link = Link(3e9, 0.01)
+    before = link.seconds(15e9)
+    assert link.observe(1.5e9, 100.0, timed=False)
+    assert 1.3 * before < link.seconds(15e9) <= 1.55 * before
