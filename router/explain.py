@@ -36,13 +36,15 @@ def ask_admin(
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise HomingError(f"no answer from the admin port at {url}: {_reason(error)}") from error
     try:
-        content = orjson.loads(answer.content)
+        explained = orjson.loads(answer.content)
     except orjson.JSONDecodeError as error:
         raise HomingError(f"{url} answered {answer.status_code} and no JSON: is it an admin port?") from error
-    if answer.status_code != 200:
-        raise HomingError(str(content.get("error", {}).get("message", answer.text)))
-    explained: dict[str, Any] = content
-    return explained
+    if answer.status_code == 200 and isinstance(explained, dict) and "replica" in explained:
+        return explained
+    match explained:
+        case {"error": {"message": str(why)}}:
+            raise HomingError(why)
+    raise HomingError(f"{url} answered {answer.status_code}, and not as an admin port does: is it one?")
 
 
 def _reason(error: BaseException) -> str:
@@ -141,7 +143,7 @@ def _is_figure(cell: str) -> bool:
 
 
 def _or_dash(value: float | None) -> str:
-    return "–" if value is None else f"{value:g}"
+    return "–" if value is None else f"{value:.15g}"
 
 
 def _question(body: bytes, *, path: str, session: str | None, tenant: str | None) -> bytes:

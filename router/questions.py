@@ -47,6 +47,8 @@ class Questions:
         if session is not None and name is not None:
             headers.append((name.encode("ascii"), session.encode()))
         head = self._dataplane.heads.read(b"POST", path.encode("ascii", "replace"), "1.1", headers)
+        # What the router answers by itself can only be read, so all that it does not refuse is relayed.
+        self._dataplane.local.answer(head)
         owner = TenantId(tenant) if tenant is not None else OPEN_TENANT
         routed = routing.route(head, body, owner)
         if self._dataplane.pairs is not None:

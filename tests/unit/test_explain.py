@@ -8,6 +8,7 @@ import pytest
 from router.base.errors import HomingError
 from router.explain import ask_admin, render, table
 
+STRANGE = "and not as an admin port does: is it one?"
 LINE = {
     "replica": "a",
     "cached_tokens": 120,
@@ -47,6 +48,12 @@ def test_the_bill_names_the_choice_marks_its_line_and_shows_what_is_unknown():
     assert " ".join(header.split()) == "replica cached in flight pending working set capacity price over"
     assert a.split() == ["a", "120", "3", "0", "5000", "–", "–", "3", "in", "flight,", "limit", "3"]
     assert b.split() == ["→", "b", "0", "3", "0", "5000", "600000", "12.5"]
+
+
+def test_large_figures_are_written_out():
+    line = {**LINE, "capacity_tokens": 2_400_000, "price": 1_234_567.891}
+    row = render({**ANSWER, "candidates": [line]}).splitlines()[-1].split()
+    assert row[-2:] == ["2400000", "1234567.891"]
 
 
 def test_the_priced_options_are_shown_term_by_term_with_the_one_that_was_taken_marked():
@@ -116,6 +123,15 @@ def test_the_body_is_put_into_the_question_byte_for_byte(admin):
         (httpx.ConnectError("refused"), "no answer from the admin port at http://h:1: refused"),
         (httpx.Response(200, text="<html>"), "http://h:1 answered 200 and no JSON: is it an admin port?"),
         (httpx.Response(409, json={"error": {"message": "no replica is well"}}), "no replica is well"),
+        *[
+            (httpx.Response(status, json=answer), f"http://h:1 answered {status}, {STRANGE}")
+            for status, answer in (
+                (200, []),
+                (200, {}),
+                (404, {"detail": "Not Found"}),
+                (500, {"error": "x"}),
+            )
+        ],
     ],
 )
 def test_what_goes_wrong_is_said_in_words(answer, says, admin):

@@ -49,6 +49,20 @@ def test_what_would_be_refused_is_refused() -> None:
     assert refused.value.kind is ErrorKind.NO_REPLICAS
 
 
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("/foo", "no endpoint /foo"),
+        ("/v1/chat/completions/", "leave out the slash"),
+        ("/v1/load_lora_adapter", "is not relayed"),
+        ("/health", "can only be read"),
+    ],
+)
+def test_what_is_not_relayed_goes_nowhere(path: str, why: str) -> None:
+    with pytest.raises(Refused, match=why):
+        asked("a").explain(path, BODY, "s1")
+
+
 def test_a_tenant_is_one_of_those_that_there_are() -> None:
     of = asked("a", keys=AccessKeys([(b"d" * 32, "acme")]))  # type: ignore[list-item]
     assert of.explain(PATH, BODY, "s1", "acme")["session"] != of.explain(PATH, BODY, "s1")["session"]
