@@ -1,6 +1,8 @@
 """What `homing replay` does: reads the trace and the policies, replays, and says what came of it."""
 
+import errno
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,7 +12,7 @@ from router.core.plan import Plan
 from router.settings.build import build_plan
 from router.settings.load import load_policy
 from router.simulator.replay.compare import replay_seed
-from router.simulator.replay.events import FleetEvent
+from router.simulator.replay.events import FleetEvent, check_events
 from router.simulator.replay.page import page
 from router.simulator.replay.reading import read_trace
 from router.simulator.replay.report import as_json, as_text
@@ -61,6 +63,12 @@ def run_replay(options: Options) -> str:
     """
     if options.gateway_kv_tokens and not options.pull_gbps:
         raise HomingError("--gateway-kv-tokens: nothing is pulled from a gateway without --pull-gbps")
+    try:
+        check_events(options.events, [f"r{number}" for number in range(options.replicas)])
+    except ValueError as error:
+        raise HomingError(f"--event {error}") from error
+    if options.report is not None:
+        _check_place(options.report)
     plans = _plans(options.policies)
     trace = read_trace(options.trace)
     settings = _settings(options, trace.block_tokens)
@@ -87,6 +95,13 @@ def run_replay(options: Options) -> str:
     if options.json:
         return json.dumps({**as_json(results), "notes": list(trace.notes)}, indent=2)
     return text
+
+
+def _check_place(report: Path) -> None:
+    """Refuse a place where nothing can be written before all is replayed, rather than after."""
+    wrong = errno.EISDIR if report.is_dir() else 0 if report.parent.is_dir() else errno.ENOENT
+    if wrong:
+        raise HomingError(f"{report}: {os.strerror(wrong)}")
 
 
 def _plans(named: Sequence[str]) -> list[Plan]:

@@ -28,7 +28,7 @@ from router.core.queue import Held
 from router.core.request import Turn
 from router.core.ticket import Ticket
 from router.simulator.model import EngineModel, Finished, FirstToken, Job
-from router.simulator.replay.events import FleetEvent
+from router.simulator.replay.events import FleetEvent, check_events
 from router.simulator.replay.figures import Measured
 from router.simulator.replay.gateway import GATEWAY, Pool
 from router.simulator.replay.network import Network
@@ -125,7 +125,11 @@ class FleetReplay:
         events: Sequence[FleetEvent] = (),
     ) -> None:
         """`pull_gbps`: what each replica sends, and receives, of others' KV in gigabits a second; 0 = no
-        pulls. `gateway_tokens`: what a KV gateway holds beside them; 0 = there is none, nor without pulls."""
+        pulls. `gateway_tokens`: what a KV gateway holds beside them; 0 = there is none, nor without pulls.
+
+        Raises `ValueError` for events that cannot happen."""
+        names = [ReplicaId(f"r{number}") for number in range(replicas)]
+        check_events(events, names)
         self.measured = Measured()
         self._network = Network(pull_gbps) if pull_gbps else None
         self._pool: Pool | None = None
@@ -150,8 +154,7 @@ class FleetReplay:
         self._capacity = settings.usable_blocks * settings.block_size
         self._host_capacity = settings.host_kv_blocks * settings.block_size
         self._replicas = {
-            name: _Replica(name, number / replicas, settings)
-            for number, name in enumerate(ReplicaId(f"r{n}") for n in range(replicas))
+            name: _Replica(name, number / replicas, settings) for number, name in enumerate(names)
         }
         self._held: dict[Held, Player] = {}
         """Turns that wait in the router, and whose they are."""

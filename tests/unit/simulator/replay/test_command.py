@@ -112,6 +112,8 @@ def test_bandwidth_for_pulls_and_changes_of_the_fleet_are_taken_and_named(capsys
         ([str(SMALL), "--gateway-kv-tokens", "1"], "without --pull-gbps"),
         ([str(SMALL), "--policy", "ring", "--policy", "ring"], "two policies named 'ring'"),
         ([str(SMALL), "--kv-tokens", "63"], "--kv-tokens 63: less than a block, 64 tokens here"),
+        ([str(SMALL), "--report", "/"], "/: Is a directory"),
+        ([str(SMALL), "--event", "kill:r9@1m"], "--event kill:r9@60s: there is no replica r9 then"),
         ([str(SMALL), "--report", "/gone/r.html"], "/gone/r.html: No such file"),
         (["gone.jsonl"], "gone.jsonl: No such file"),
         (["BAD"], "bad.jsonl:2: turn 0: in: must be from 1"),
