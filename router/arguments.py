@@ -17,19 +17,17 @@ _LEVELS: Final = ("debug", "info", "warning", "error")
 _MOST_WORKERS: Final = 256
 
 
-class _WithFigures(argparse.HelpFormatter):
-    """Adds the default wherever it is a number and the help does not tell it."""
+class _WithDefaults(argparse.HelpFormatter):
+    """Adds the default wherever there is one and the help does not tell it."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         text, default = action.help, action.default
-        if (
-            text is None
-            or "default" in text
-            or isinstance(default, bool)
-            or not isinstance(default, int | float)
-        ):
+        if text is None or "default" in text or isinstance(default, bool):
             return text
-        return f"{text} (default {default:.15g})"
+        if isinstance(default, int | float):
+            return f"{text} (default {default:.15g})"
+        # Of flags that are not given, argparse has a word that is no default.
+        return f"{text} (default {default})" if isinstance(default, str) and default[:2] != "==" else text
 
 
 class _Parser(argparse.ArgumentParser):
@@ -50,8 +48,14 @@ def parser() -> argparse.ArgumentParser:
     whole.add_argument("--version", action="version", version=version_line())
     commands = whole.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
 
-    serve = commands.add_parser("serve", help="run the router")
-    serve.add_argument("-c", "--config", type=Path, metavar="FILE", help="configuration file (YAML)")
+    serve = _add(commands, "serve", "run the router")
+    serve.add_argument(
+        "-c",
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="configuration file (YAML); homing schema has every key",
+    )
     serve.add_argument(
         "--replica",
         action="append",
@@ -70,16 +74,12 @@ def parser() -> argparse.ArgumentParser:
         help="processes that share the work, about one a core (default 1)",
     )
     serve.add_argument("--worker", help=argparse.SUPPRESS)
-    serve.add_argument("--log-level", choices=_LEVELS, default="info")
+    _add_log_level(serve)
 
-    demo = commands.add_parser("demo", help="three simulated replicas, the router, a few agent sessions")
+    demo = _add(commands, "demo", "three simulated replicas, the router, a few agent sessions")
     demo.add_argument("--keep", action="store_true", help="leave it running afterwards")
 
-    engine = commands.add_parser(
-        "engine",
-        help="run a simulated vLLM replica",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    engine = _add(commands, "engine", "run a simulated vLLM replica")
     engine.add_argument("--host", default="127.0.0.1", help="address to listen on")
     engine.add_argument("--port", type=_port, required=True, default=argparse.SUPPRESS, help="0: any")
     engine.add_argument("--name", default="sim", help="what it calls itself")
@@ -128,14 +128,21 @@ def parser() -> argparse.ArgumentParser:
         ("kv-agent", "run the KV agent beside a vLLM replica"),
         ("kv-gateway", "run a KV gateway, the pool that agents share"),
     ):
-        kv = commands.add_parser(name, help=help_)
-        kv.add_argument("-c", "--config", type=Path, metavar="FILE", required=True, help="its file (YAML)")
-        kv.add_argument("--log-level", choices=_LEVELS, default="info")
+        kv = _add(commands, name, help_)
+        kv.add_argument(
+            "-c",
+            "--config",
+            type=Path,
+            metavar="FILE",
+            required=True,
+            help="configuration file (YAML); homing schema has every key",
+        )
+        _add_log_level(kv)
 
-    check = commands.add_parser("check", help="check config and policy files: all faults at once")
-    check.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    check = _add(commands, "check", "check config, policy, keys and KV files: all faults at once")
+    check.add_argument("files", nargs="+", type=Path, metavar="FILE", help="YAML, of any of these kinds")
 
-    explain = commands.add_parser("explain", help="where a request would go and why; nothing is sent")
+    explain = _add(commands, "explain", "where a request would go and why; nothing is sent")
     source = explain.add_mutually_exclusive_group(required=True)
     source.add_argument("-c", "--config", type=Path, metavar="FILE", help="a fresh router with this config")
     source.add_argument("--admin", metavar="URL", help="a running router's admin port")
@@ -147,9 +154,7 @@ def parser() -> argparse.ArgumentParser:
     explain.add_argument("--path", default="/v1/chat/completions", help="default %(default)s")
     explain.add_argument("--json", action="store_true", help="print JSON")
 
-    replay = commands.add_parser(
-        "replay", help="replay a trace under policies, in virtual time", formatter_class=_WithFigures
-    )
+    replay = _add(commands, "replay", "replay a trace under policies, in virtual time")
     replay.add_argument(
         "trace", type=Path, metavar="TRACE", help="sessions, Mooncake's JSONL or an access log, maybe gzip"
     )
@@ -161,7 +166,7 @@ def parser() -> argparse.ArgumentParser:
     )
     replay.add_argument("--replicas", type=_whole, default=4, metavar="N", help="of the fleet")
     replay.add_argument(
-        "--kv-tokens", type=_whole, default=600_000, metavar="N", help="device KV; one is never used"
+        "--kv-tokens", type=_whole, default=600_000, metavar="N", help="device KV of a replica"
     )
     replay.add_argument("--host-kv-tokens", type=_count, default=0, metavar="N", help="host KV; 0 = none")
     replay.add_argument("--kv-bytes-per-token", type=_whole, default=163_840, metavar="N", help="its size")
@@ -217,17 +222,36 @@ def parser() -> argparse.ArgumentParser:
     replay.add_argument("--json", action="store_true", help="print JSON")
     replay.add_argument("--report", type=Path, metavar="FILE", help="write an HTML page with plots")
 
-    commands.add_parser("schema", help="print the JSON schema of config and policy files")
+    _add(commands, "schema", "print the JSON schema of config, policy, keys and KV files")
     return whole
+
+
+def _add(commands: "argparse._SubParsersAction[_Parser]", name: str, text: str) -> argparse.ArgumentParser:
+    """A command, described by the same words in the list of all and in its own help."""
+    return commands.add_parser(
+        name, help=text, description=f"{text[:1].upper()}{text[1:]}.", formatter_class=_WithDefaults
+    )
+
+
+def _add_log_level(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--log-level", choices=_LEVELS, default="info", help="what is logged, and all above")
 
 
 def _add_growth(parser: argparse.ArgumentParser) -> None:
     """How the costs of a replica grow, which both the engine and a replay simulate."""
     for flag, unit, text in (
-        ("--prefill-double-tokens", "TOKENS", "before it make a prompt token cost twice; 0 = none do"),
-        ("--decode-double-seqs", "N", "sequences more make a decode step take twice as long; 0 = none do"),
-        ("--decode-double-tokens", "TOKENS", "decoding make a step take twice as long; 0 = none do"),
-        ("--step-ms", "MS", "a step without decodes takes beside its tokens"),
+        ("--prefill-double-tokens", "TOKENS", "a prompt token with so many before it costs twice; 0 = none"),
+        (
+            "--decode-double-seqs",
+            "N",
+            "so many sequences more make a decode step last twice as long; 0 = none",
+        ),
+        (
+            "--decode-double-tokens",
+            "TOKENS",
+            "so many tokens make a decode step last twice as long; 0 = none",
+        ),
+        ("--step-ms", "MS", "what a step without decodes takes beside its tokens"),
     ):
         parser.add_argument(flag, type=_rate_or_none, default=0.0, metavar=unit, help=text)
 

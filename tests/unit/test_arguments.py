@@ -1,5 +1,7 @@
 """What the command line takes, what it refuses, and what its help tells."""
 
+import re
+
 import pytest
 
 from router.arguments import parser
@@ -62,6 +64,25 @@ def test_what_cannot_be_meant_is_refused_with_the_reason(
     words: str, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert says in refused(words, capsys)
+
+
+@pytest.mark.parametrize(
+    "command", ["serve", "demo", "engine", "kv-agent", "kv-gateway", "check", "explain", "replay", "schema"]
+)
+def test_the_help_of_a_command_says_what_it_does_and_of_each_flag_what_it_is_for(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parser().parse_args(["--help"])
+    (listed,) = re.findall(rf"^ +{command}\s+(.+)$", capsys.readouterr().out, re.MULTILINE)
+    with pytest.raises(SystemExit):
+        parser().parse_args([command, "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert f" {listed[0].upper()}{listed[1:]}. " in told
+    assert "(default None)" not in told
+    assert "(default False)" not in told
+    # A flag without words is followed by the next one.
+    assert re.findall(r" (--\S+ \S+)(?= -\S)", told.split(" options: ", 1)[1] + " --") == []
 
 
 def test_the_help_of_a_replay_tells_every_default(capsys: pytest.CaptureFixture[str]) -> None:
