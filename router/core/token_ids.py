@@ -1,11 +1,15 @@
-"""Token ids of a prompt, held and compared as the text in which replicas tell them.
+"""Token ids of a prompt, held and compared as the text in which replicas tell them; block ids as well.
 
 Nobody here needs an id as a number: two prompts are held against each other, and a reply is put behind its
 prompt. To make numbers of thousands of ids, three times a turn, was most of what a paired turn cost.
 Knows no replicas, and no JSON but such lists.
 """
 
+from typing import Final
+
 from router.base.common import common_length
+
+_DIGITS: Final = b"0123456789"
 
 
 class TokenIds:
@@ -24,20 +28,27 @@ class TokenIds:
     @staticmethod
     def read(told: bytes, like: "TokenIds | None" = None) -> "TokenIds | None":
         """From what may be a list in JSON; `None` for anything but one of ids as replicas write them. `like`:
-        what they will be if all is well, which is found out without reading them."""
+        what they are expected to be, or to begin with: as far as they do, they are not looked through again.
+        """
         if len(told) < 2 or not (told.startswith(b"[") and told.endswith(b"]")):
             return None
-        if like is not None and told[1:-1] == like._text[:-1]:
-            return like
         text = told if b" " not in told else told.replace(b", ", b",")
         inner = text[1:-1]
+        if like is not None and len(inner) + 1 == len(like._text) and like._text.startswith(inner):
+            return like
         if not inner:
-            return TokenIds(b"", 0)
+            return TokenIds(b"", 0) if like is None or like._count else like
+        known, count, rest = 0, 0, inner
+        if like is not None:
+            # What both begin with was sound in the other, up to its last comma.
+            known = inner.rfind(b",", 0, common_length(inner, like._text)) + 1
+            count = like._count - like._text.count(b",", known)
+            rest = inner[known:]
         # Nothing but digits and commas, and digits before and behind each comma, are whole numbers.
-        digits = inner.replace(b",", b"")
-        if not digits.isdigit() or b",," in inner or inner.startswith(b",") or inner.endswith(b","):
+        commas = rest.translate(None, _DIGITS)
+        if commas.strip(b",") or b",," in rest or rest.startswith(b",") or not rest or rest.endswith(b","):
             return None
-        return TokenIds(inner + b",", len(inner) - len(digits) + 1)
+        return TokenIds(inner + b",", count + len(commas) + 1)
 
     def __len__(self) -> int:
         return self._count
@@ -50,6 +61,11 @@ class TokenIds:
 
     def __add__(self, other: "TokenIds") -> "TokenIds":
         return TokenIds(self._text + other._text, self._count + other._count)
+
+    @property
+    def told(self) -> bytes:
+        """As a list in JSON."""
+        return b"[%b]" % self._text[:-1]
 
     @property
     def size(self) -> int:

@@ -1,15 +1,15 @@
-"""Takes the lists of token ids out of an answer before it is read: thousands of numbers, of which none is
-looked at.
+"""Takes the lists of token ids and of block ids out of an answer before it is read: thousands of numbers, of
+which none is looked at.
 
 Knows of an answer no more than how such a list is called.
 """
 
 from typing import Final, NamedTuple
 
-_KEY_ENDS: Final = b'token_ids":'
-_QUOTE: Final = ord('"')
+_KEY_ENDS: Final = b'_ids":'
+_TOKENS: Final = (b'"prompt_token_ids":', b'"token_ids":')
+_BLOCKS: Final = (b'"remote_block_ids":',)
 _BACKSLASH: Final = ord("\\")
-_PROMPT: Final = b'"prompt_'
 
 # A shorter list is read as quickly as it is taken out.
 _LEAST_BYTES: Final = 256
@@ -33,21 +33,28 @@ class Abridged(NamedTuple):
         if not self.lists or _MARK not in text:
             return text
         for at, one in enumerate(self.lists):
-            text = text.replace(_mark(at), one)
+            mark = _mark(at)
+            if text == mark:
+                return one
+            text = text.replace(mark, one)
         return text
 
 
 def abridged(answer: bytes) -> Abridged:
-    """The answer without its long lists of token ids. It is sound JSON where that was."""
-    if _MARK in answer:
-        return Abridged(answer, ())
+    """The answer without its long lists of ids. It is sound JSON where that was."""
     lists: list[bytes] = []
     parts: list[bytes] = []
     done = found = 0
     while (found := answer.find(_KEY_ENDS, found)) >= 0:
-        key, found = found, found + len(_KEY_ENDS)
-        start = found + answer.startswith(b" ", found)
-        if not answer.startswith(b"[", start) or not _is_key(answer, key):
+        found += len(_KEY_ENDS)
+        start = found
+        if answer[start : start + 1] == b" ":
+            start += 1
+        opening = answer[start : start + 2]
+        if opening == b"[[" and _is_key(answer, found, _BLOCKS):
+            # A list for each kind of layers, of which the first goes: there is seldom another.
+            start += 1
+        elif opening[:1] != b"[" or not _is_key(answer, found, _TOKENS):
             continue
         end = answer.find(b"]", start) + 1
         if end - start < _LEAST_BYTES or any(answer.find(one, start + 1, end) >= 0 for one in _OTHERS):
@@ -58,14 +65,21 @@ def abridged(answer: bytes) -> Abridged:
     if not lists:
         return Abridged(answer, ())
     parts.append(answer[done:])
-    return Abridged(b"".join(parts), tuple(lists))
+    text = b"".join(parts)
+    if text.count(_MARK) != len(lists):
+        # Somebody writes marks. The lists hold none: there is no text in them.
+        return Abridged(answer, ())
+    return Abridged(text, tuple(lists))
 
 
-def _is_key(answer: bytes, at: int) -> bool:
-    """Whether a whole key ends with what is there. No text can hold its closing quote and go on; but a longer
-    key, with a quote in it, can end so."""
-    begins = at - len(_PROMPT) if answer.startswith(_PROMPT, max(0, at - len(_PROMPT))) else at - 1
-    return begins > 0 and answer[begins] == _QUOTE and answer[begins - 1] != _BACKSLASH
+def _is_key(answer: bytes, end: int, keys: tuple[bytes, ...]) -> bool:
+    """Whether one of these keys, and no longer one, ends there with its colon. No text can hold its closing
+    quote and go on; but a longer key, with a quote in it, can end so."""
+    for key in keys:
+        begins = end - len(key)
+        if begins > 0 and answer[begins:end] == key and answer[begins - 1] != _BACKSLASH:
+            return True
+    return False
 
 
 def _mark(at: int) -> bytes:

@@ -13,10 +13,9 @@ from router.core.observe import Usage
 from router.dataplane.abridged import Abridged, abridged
 from router.dataplane.answer_facts import INTERNAL, is_null, text_of, usage_of
 from router.dataplane.dialects import Dialect
-from router.dataplane.schemas import PairAnswer, PairHead, PairMessage
-from router.dataplane.splice import cuts, edited, inserted, members, without
+from router.dataplane.schemas import PairAnswer, PairMessage, PairPart
+from router.dataplane.splice import Edit, Member, cuts, edited, inserted, members, without
 
-_HEAD: Final = msgspec.json.Decoder(PairHead)
 _ANSWER: Final = msgspec.json.Decoder(PairAnswer)
 
 _LIMITS: Final = {
@@ -42,6 +41,20 @@ _REPLY: Final = frozenset(
         "store",
     )
 )
+_HARMLESS: Final = {
+    "n": b"1",
+    "best_of": b"1",
+    "echo": b"false",
+    "use_beam_search": b"false",
+    "background": b"false",
+    "prompt_logprobs": b"null",
+    "prompt_embeds": b"null",
+    "truncate_prompt_tokens": b"null",
+    "previous_response_id": b"null",
+}
+"""Members for whose sake a single replica does all of it, unless they are null or this."""
+_ASKS_IDS: Final = "return_token_ids"
+_TELLING: Final = frozenset((*_HARMLESS, _ASKS_IDS, "messages", "prompt"))
 _STREAM: Final = frozenset(("stream", "stream_options"))
 _IDS: Final = frozenset(("token_ids", "prompt_token_ids"))
 
@@ -53,6 +66,8 @@ class PairBody(NamedTuple):
     """Its prompt is text alone, and what tokens it is made of can be asked for."""
     asks_ids: bool
     """The client asked for token ids."""
+    members: list[Member]
+    """Of the body, in order."""
 
 
 class Told(NamedTuple):
@@ -74,45 +89,41 @@ def read_pair(dialect: Dialect | None, body: bytes) -> PairBody | None:
     if dialect not in _LIMITS:
         return None
     try:
-        head = _HEAD.decode(body)
+        found = members(body)
     except (msgspec.DecodeError, RecursionError):
         return None
-    for value in (head.n, head.best_of):
-        if (_given(value) or b"1") != b"1":
+    said: dict[str, bytes] = {}
+    for one in found:
+        if one.key in _TELLING:
+            # Of a repeated member, the last is the one that counts.
+            said[one.key] = body[one.value : one.end]
+    for key, harmless in _HARMLESS.items():
+        value = said.get(key)
+        if value is not None and value != harmless and value != b"null":
             return None
-    for value in (head.echo, head.use_beam_search, head.background):
-        if (_given(value) or b"false") != b"false":
-            return None
-    for value in (
-        head.prompt_logprobs,
-        head.prompt_embeds,
-        head.truncate_prompt_tokens,
-        head.previous_response_id,
-    ):
-        if not _is_absent(value):
-            return None
-    asks = _given(head.return_token_ids) == b"true"
+    asks = said.get(_ASKS_IDS) == b"true"
     if dialect is Dialect.COMPLETIONS:
-        if not (_given(head.prompt) or b"").startswith(b'"'):
+        if not said.get("prompt", b"").startswith(b'"'):
             # A list may be one prompt in token ids or several prompts.
             return None
-        return PairBody(True, asks)
-    return PairBody(dialect is Dialect.CHAT and _is_text(_given(head.messages) or b""), asks)
+        return PairBody(True, asks, found)
+    return PairBody(dialect is Dialect.CHAT and _is_text(said.get("messages", b"")), asks, found)
 
 
-def prefill_body(dialect: Dialect, body: bytes, params: bytes, *, ids: bool) -> bytes:
-    """The request for the prefill replica: the same prompt, one token, in one piece. `ids`: it is to tell
-    which tokens the prompt has."""
-    found = members(body)
-    edits = cuts(found, [one.key in _REPLY for one in found])
+def prefill_body(dialect: Dialect, body: bytes, found: list[Member], params: bytes, *, ids: bool) -> bytes:
+    """The request for the prefill replica: the same prompt, one token, in one piece. `found`: the members of
+    `body`. `ids`: it is to tell which tokens the prompt has."""
+    gone = [one.key in _REPLY for one in found]
+    edits = cuts(found, gone)
     start = body.index(b"{") + 1
-    added = b'"kv_transfer_params":%b,%b%b,"stream":false' % (
+    added = b'"kv_transfer_params":%b,%b%b,"stream":false%b' % (
         params,
         _LIMITS[dialect],
         b',"return_token_ids":true' if ids else b"",
+        b"" if all(gone) else b",",
     )
-    comma = b"" if all(one.key in _REPLY for one in found) else b","
-    return b"".join(edited(body, sorted([*edits, (start, start, added + comma)])))
+    first: Edit = (start, start, added)
+    return b"".join(edited(body, sorted([*edits, first])))
 
 
 def decode_parts(
@@ -142,7 +153,13 @@ def told(dialect: Dialect | None, body: Abridged) -> Told:
         # Completions tell the prompt's with the choice.
         prompt = prompt if not _is_absent(prompt) else choices[0].prompt_token_ids
     response_id = text_of(answer.id) if dialect is Dialect.RESPONSES else None
-    return Told(_given(params), _ids(prompt, body), _ids(reply, body), usage_of(answer.usage), response_id)
+    return Told(
+        _restored(params, body),
+        _restored(prompt, body),
+        _restored(reply, body),
+        usage_of(answer.usage),
+        response_id,
+    )
 
 
 def rendered_ids(body: bytes) -> bytes | None:
@@ -155,7 +172,7 @@ def rendered_ids(body: bytes) -> bytes | None:
             one = _ANSWER.decode(brief.text)
     except (msgspec.DecodeError, ValueError, RecursionError):
         return None
-    return _ids(one.token_ids, brief)
+    return _restored(one.token_ids, brief)
 
 
 _RENDERED: Final = msgspec.json.Decoder(list[PairAnswer])
@@ -188,24 +205,29 @@ def shown(answer: Abridged, *, ids: bool) -> bytes:
 def _is_text(messages: bytes) -> bool:
     """Whether all messages are texts and tool calls, whose tokens say all that there is to them."""
     try:
-        return all(
-            message.content is None
-            or isinstance(message.content, str)
-            or all(part.type == "text" for part in message.content)
-            for message in _MESSAGES.decode(messages)
-        )
+        for message in _MESSAGES.decode(messages):
+            content = message.content
+            # A text may be as long as the prompt: it is neither read nor copied.
+            if isinstance(content, UnsetType) or memoryview(content)[0] == _QUOTE or is_null(content):
+                continue
+            for part in _PARTS.decode(content):
+                if part.type != "text":
+                    return False
     except (msgspec.DecodeError, RecursionError):
         return False
+    return True
 
 
 _MESSAGES: Final = msgspec.json.Decoder(list[PairMessage])
+_PARTS: Final = msgspec.json.Decoder(list[PairPart])
+_QUOTE: Final = ord('"')
 
 
 def _is_absent(value: Raw | UnsetType) -> bool:
     return value is UNSET or is_null(value)
 
 
-def _ids(value: Raw | UnsetType, body: Abridged) -> bytes | None:
+def _restored(value: Raw | UnsetType, body: Abridged) -> bytes | None:
     given = _given(value)
     return body.restored(given) if given is not None else None
 

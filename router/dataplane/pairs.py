@@ -8,6 +8,7 @@ request and answer as bodies, and nothing of its client.
 
 import asyncio
 import logging
+from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -56,7 +57,7 @@ class Handoff:
     """What one exchange has to hand from its prefill replica to its decode replica."""
 
     __slots__ = (
-        "attempts",
+        "asked",
         "body",
         "cached",
         "call",
@@ -69,6 +70,7 @@ class Handoff:
         "prefill",
         "rendered",
         "rendering",
+        "told",
         "whole",
     )
 
@@ -76,10 +78,14 @@ class Handoff:
         self.body = body
         self.whole = whole
         """Decode is asked for a whole answer, which is streamed from here."""
+        self.asked = False
+        """Of which tokens the prompt is made. Once is enough."""
         self.rendering: asyncio.Task[object] | None = None
-        """Finds out of which tokens the prompt is made; `None` while nobody has asked."""
+        """Asks while the turn waits; `None` where it was not worth asking then."""
+        self.told: bytes | None = None
+        """What was answered; `None` where that was nothing."""
         self.rendered: TokenIds | None = None
-        """What it found; `None` where it is not known."""
+        """The same, read; `None` where it is not known, or was not looked at."""
         self.leg: Leg | None = None
         """While a prefill replica has the prompt."""
         self.legs = 0
@@ -114,6 +120,17 @@ class Handoff:
 
 class PrefillError(Exception):
     """The prompt was computed by nobody, and the turn is not to be tried any further."""
+
+
+class _Step(Enum):
+    """How it goes on after one prefill replica's part."""
+
+    OVER = 1
+    """Not at all."""
+    FAILED = 2
+    """Another one has the prompt, or the same."""
+    DECLINED = 3
+    """It could not fetch, and computes."""
 
 
 class Pairs:
@@ -151,15 +168,11 @@ class Pairs:
     def render_ahead(self, handoff: Handoff, routed: Routed, decision: Decision) -> None:
         """The turn waits: ask meanwhile of which tokens its prompt is made, if that may be wanted."""
         pair = decision.pair
-        if pair is not None and pair.pull is not None:
-            self._begin_render(handoff, routed, pair.prefill)
-
-    def _begin_render(self, handoff: Handoff, routed: Routed, replica: ReplicaId) -> asyncio.Task[object]:
-        if handoff.rendering is None:
+        if pair is not None and pair.pull is not None and not handoff.asked:
+            handoff.asked = True
             handoff.rendering = self._plane.tasks.spawn(
-                self._render(handoff, routed, replica), name=f"render at {replica}"
+                self._render(handoff, routed, pair.prefill), name=f"render at {pair.prefill}"
             )
-        return handoff.rendering
 
     # --- prefill ------------------------------------------------------------------------------------
 
@@ -180,27 +193,37 @@ class Pairs:
             handoff.legs += 1
             handoff.leg = leg
             try:
-                why = await self._prefill_at(leg, handoff, routed, request_id, declined=declined)
-            except CallError as error:
-                leg.end(error.outcome, plane.now())
-                if leg.claim_used and error.outcome in (Outcome.SERVER_ERROR, Outcome.TIMEOUT):
-                    # It could not fetch. The same replica may well compute.
-                    engine.pairs.unreturned[Unreturned.DECLINED] += 1
-                    declined = True
-                    continue
-                self._failed(handoff, leg, routed, error)
-            except asyncio.CancelledError:
-                leg.end(Outcome.CANCELLED, plane.now())
-                engine.pairs.ends[PairEnd.CANCELLED] += 1
-                raise
-            else:
-                if why:
-                    # What ails the request, decode will tell its client.
-                    engine.pairs.ends[PairEnd.ALONE] += 1
-                return
+                step = await self._step(leg, handoff, routed, request_id, declined=declined)
             finally:
                 handoff.leg = None
                 handoff.call = None
+            if step is _Step.OVER:
+                return
+            declined = step is _Step.DECLINED
+
+    async def _step(
+        self, leg: Leg, handoff: Handoff, routed: Routed, request_id: bytes, *, declined: bool
+    ) -> _Step:
+        """One prefill replica's part, to its end. Raises `PrefillError`."""
+        pairs = self._engine.pairs
+        try:
+            why = await self._prefill_at(leg, handoff, routed, request_id, declined=declined)
+        except CallError as error:
+            leg.end(error.outcome, self._plane.now())
+            if leg.claim_used and error.outcome in (Outcome.SERVER_ERROR, Outcome.TIMEOUT):
+                # It could not fetch. The same replica may well compute.
+                pairs.unreturned[Unreturned.DECLINED] += 1
+                return _Step.DECLINED
+            self._failed(handoff, leg, routed, error)
+            return _Step.DECLINED if declined else _Step.FAILED
+        except asyncio.CancelledError:
+            leg.end(Outcome.CANCELLED, self._plane.now())
+            pairs.ends[PairEnd.CANCELLED] += 1
+            raise
+        if why:
+            # What ails the request, decode will tell its client.
+            pairs.ends[PairEnd.ALONE] += 1
+        return _Step.OVER
 
     def _failed(self, handoff: Handoff, leg: Leg, routed: Routed, error: CallError) -> None:
         """Whether another prefill replica, or decode itself, may have the prompt. Raises `PrefillError`."""
@@ -221,7 +244,9 @@ class Pairs:
         assert routed.dialect is not None
         back = await self._back(leg, handoff, routed, declined=declined)
         ids = handoff.body.comparable
-        body = prefill_body(routed.dialect, b"".join(routed.body), back or PREFILL, ids=ids)
+        body = prefill_body(
+            routed.dialect, b"".join(routed.body), handoff.body.members, back or PREFILL, ids=ids
+        )
         # Its engine refuses an id that it has; and another attempt's may not be over yet.
         own_id = b"%b-p%d" % (request_id, len(handoff.failed) + declined)
         trace = routed.turn.trace
@@ -269,7 +294,15 @@ class Pairs:
                 held = leg.pairing.pulls is not None
                 counts[Unreturned.CHEAPER if held and leg.pairing.pull is None else Unreturned.NONE] += 1
             return None
-        await asyncio.wait((self._begin_render(handoff, routed, leg.member.id),))
+        if handoff.rendering is not None:
+            await asyncio.wait((handoff.rendering,))
+        elif not handoff.asked:
+            handoff.asked = True
+            await self._render(handoff, routed, leg.member.id)
+        if handoff.told is not None:
+            # The last turn's tokens are what this prompt should begin with.
+            handoff.rendered = TokenIds.read(handoff.told, claim.tokens)
+            handoff.told = None
         ids = handoff.rendered
         if ids is None:
             counts[Unreturned.UNKNOWN_TOKENS] += 1
@@ -288,7 +321,7 @@ class Pairs:
     async def _render(self, handoff: Handoff, routed: Routed, replica: ReplicaId) -> None:
         """Ask a replica of which tokens it makes the prompt."""
         path = routed.turn.path.encode("latin-1") + b"/render"
-        parts = self._request(replica, routed, path, b"".join(routed.body), None)
+        parts = self._request(replica, routed, path, routed.body, None)
         if parts is None:
             return
         try:
@@ -296,7 +329,7 @@ class Pairs:
                 reply = await Call(self._plane.limits.body).ask(self._plane.pools[replica], parts)
         except (CallError, TimeoutError):
             return
-        handoff.rendered = _ids(rendered_ids(reply.body)) if reply.status == 200 else None
+        handoff.told = rendered_ids(reply.body) if reply.status == 200 else None
 
     async def _ask(
         self,
@@ -309,7 +342,8 @@ class Pairs:
         lines: bytes,
         timeout_s: float | None,
     ) -> Reply:
-        parts = self._request(replica, routed, routed.turn.path.encode("latin-1"), body, request_id, lines)
+        path = routed.turn.path.encode("latin-1")
+        parts = self._request(replica, routed, path, (body,), request_id, lines)
         if parts is None:
             raise CallError(Outcome.CONNECT_FAILED, "has left the fleet")
         call = Call(self._plane.limits.body)
@@ -326,17 +360,18 @@ class Pairs:
         replica: ReplicaId,
         routed: Routed,
         path: bytes,
-        body: bytes,
+        body: tuple[bytes | memoryview, ...],
         request_id: bytes | None,
         lines: bytes = b"",
-    ) -> tuple[bytes, bytes] | None:
+    ) -> tuple[bytes | memoryview, ...] | None:
         """A request with the client's headers, and these; `None` where the replica has left."""
         pool = self._plane.pools.get(replica)
         if pool is None:
             return None
         own = request_id if request_id is not None else self._plane.request_id(None)
-        head = b"".join((b"POST ", path, pool.head_suffix, routed.head_end, lines, closing(len(body), own)))
-        return head, body
+        size = sum(map(len, body))
+        head = b"".join((b"POST ", path, pool.head_suffix, routed.head_end, lines, closing(size, own)))
+        return head, *body
 
     # --- decode -------------------------------------------------------------------------------------
 

@@ -72,23 +72,6 @@ class Answer(msgspec.Struct, gc=False):
     ec_transfer_params: dict[str, Raw] | UnsetType | None = UNSET
 
 
-class PairHead(msgspec.Struct, gc=False):
-    """The members of a request that say whether one replica may compute its prompt for another."""
-
-    messages: Raw | UnsetType = UNSET
-    prompt: Raw | UnsetType = UNSET
-    n: Raw | UnsetType = UNSET
-    best_of: Raw | UnsetType = UNSET
-    echo: Raw | UnsetType = UNSET
-    use_beam_search: Raw | UnsetType = UNSET
-    background: Raw | UnsetType = UNSET
-    prompt_logprobs: Raw | UnsetType = UNSET
-    prompt_embeds: Raw | UnsetType = UNSET
-    truncate_prompt_tokens: Raw | UnsetType = UNSET
-    previous_response_id: Raw | UnsetType = UNSET
-    return_token_ids: Raw | UnsetType = UNSET
-
-
 class PairPart(msgspec.Struct, gc=False):
     """A part of a message."""
 
@@ -98,7 +81,7 @@ class PairPart(msgspec.Struct, gc=False):
 class PairMessage(msgspec.Struct, gc=False):
     """As much of a message as tells whether it is text."""
 
-    content: list[PairPart] | str | None = None
+    content: Raw | UnsetType = UNSET
 
 
 class PairChoice(msgspec.Struct, gc=False):
@@ -124,7 +107,8 @@ class TransferParams(msgspec.Struct, gc=False):
 
     do_remote_prefill: bool | None = None
     do_remote_decode: bool | None = None
-    remote_block_ids: list[list[int]] | None = None
+    remote_block_ids: list[Raw] | None = None
+    """Lists of hundreds of numbers, which nobody looks at one by one."""
     remote_num_tokens: int | None = None
     remote_engine_id: str | None = None
     remote_request_id: str | None = None

@@ -8,8 +8,10 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from router.core.token_ids import TokenIds
+from router.dataplane.abridged import Abridged, abridged
 from router.dataplane.schemas import TransferParams
-from router.dataplane.splice import edited, members
+from router.dataplane.splice import Edit, edited, members
 
 PREFILL: Final = b'{"do_remote_decode":true}'
 """What a prefill replica is sent that has nothing to fetch."""
@@ -26,24 +28,34 @@ class Offer(NamedTuple):
     """In each group."""
 
 
+class _Params(NamedTuple):
+    """Parameters as they were read."""
+
+    brief: Abridged
+    known: TransferParams
+    groups: list[TokenIds]
+    """The ids of the blocks, by kind of layers."""
+
+
 def is_handed(raw: bytes) -> bool:
     """Whether these are a prefill replica's, for a decode replica to fetch by."""
     params = _read(raw)
-    return params is not None and params.do_remote_prefill is True and bool(params.remote_block_ids)
+    return params is not None and params.known.do_remote_prefill is True and bool(params.groups)
 
 
 def offer_of(raw: bytes, block_tokens: int) -> Offer | None:
     """A decode replica's parameters; `None` where they are not as known, or their blocks do not add up: one
     group for each kind of layers, each with a block for every `block_tokens` tokens."""
     params = _read(raw)
-    if params is None or params.do_remote_decode is not True or not params.remote_block_ids:
+    if params is None or params.known.do_remote_decode is not True or not params.groups:
         return None
-    tokens = params.remote_num_tokens
+    tokens = params.known.remote_num_tokens
     if tokens is None or tokens < 1:
         return None
     blocks = -(-tokens // block_tokens)
-    if any(len(group) != blocks for group in params.remote_block_ids):
-        return None
+    for group in params.groups:
+        if len(group) != blocks:
+            return None
     return Offer(raw, tokens, blocks)
 
 
@@ -52,20 +64,31 @@ def trimmed(raw: bytes, tokens: int, block_tokens: int) -> bytes:
     lets go of it without fetching."""
     params = _read(raw)
     assert params is not None
-    assert params.remote_block_ids is not None
     blocks = tokens // block_tokens
     # To let go of blocks, all are named, and none is fetched.
-    groups = [group[:blocks] if tokens else group for group in params.remote_block_ids]
-    instead = {
-        "remote_block_ids": msgspec.json.encode(groups),
-        "remote_num_tokens": b"%d" % tokens,
-    }
-    edits = [(one.value, one.end, instead[one.key]) for one in members(raw) if one.key in instead]
-    return b"".join(edited(raw, edits))
+    named = b",".join([(group.first(blocks) if tokens else group).told for group in params.groups])
+    text = params.brief.text
+    edits: list[Edit] = []
+    for one in members(text):
+        if one.key == "remote_block_ids":
+            edits.append((one.value, one.end, b"[%b]" % named))
+        elif one.key == "remote_num_tokens":
+            edits.append((one.value, one.end, b"%d" % tokens))
+    return b"".join(edited(text, edits))
 
 
-def _read(raw: bytes) -> TransferParams | None:
+def _read(raw: bytes) -> _Params | None:
+    """The parameters; `None` where they are not as known. Blocks are told by lists of numbers as tokens are,
+    hundreds of them, and none is made a number here either."""
+    brief = abridged(raw)
     try:
-        return _PARAMS.decode(raw)
+        known = _PARAMS.decode(brief.text)
     except (msgspec.DecodeError, RecursionError):
         return None
+    groups: list[TokenIds] = []
+    for listed in known.remote_block_ids or ():
+        group = TokenIds.read(brief.restored(bytes(listed)))
+        if group is None:
+            return None
+        groups.append(group)
+    return _Params(brief, known, groups)

@@ -39,18 +39,27 @@ def test_they_are_joined_and_cut_as_lists_are(one: list[int], two: list[int], co
 
 
 @given(IDS)
+def test_they_are_told_as_they_were_read(numbers: list[int]) -> None:
+    assert json.loads(ids(numbers).told) == numbers
+
+
+@given(IDS)
 def test_how_a_replica_sets_its_commas_does_not_matter(numbers: list[int]) -> None:
     assert ids(numbers, apart=True) == ids(numbers)
     assert hash(ids(numbers, apart=True)) == hash(ids(numbers))
 
 
-@given(IDS, IDS)
-def test_what_they_are_expected_to_be_changes_nothing(numbers: list[int], expected: list[int]) -> None:
-    told = json.dumps(numbers, separators=(",", ":")).encode()
-    like = ids(expected)
-    found = TokenIds.read(told, like)
-    assert found == ids(numbers)
-    assert (found is like) == (numbers == expected)
+@given(IDS, IDS, st.booleans())
+def test_what_they_are_expected_to_be_changes_nothing(
+    numbers: list[int], expected: list[int], apart: bool
+) -> None:
+    told = json.dumps(numbers, separators=(", " if apart else ",", ":")).encode()
+    for like in (ids(expected), ids(numbers + expected), ids(numbers[: len(numbers) // 2] + expected)):
+        found = TokenIds.read(told, like)
+        assert found is not None
+        assert found == ids(numbers)
+        assert len(found) == len(numbers)
+        assert (found is like) == (found == like)
 
 
 def test_it_equals_nothing_else() -> None:
@@ -65,10 +74,11 @@ def test_it_equals_nothing_else() -> None:
         # No replica writes so, and text that is not looked at closely is not compared.
         *(b"", b"[", b"]", b"[1", b"1]", b"[1]]", "[\u0661]".encode()),
         *(b"[1,,2]", b"[,1]", b"[1,]", b"[,]", b"[1,, 2]"),
+        *(b"[1,2,x]", b"[1,2,,3]", b"[1,2,3,]", b"[1,2,]", b"[12,2,-3]", b"[1,2,3,4x]"),
         *(b"[1,  2]", b"[ 1]", b"[1\n,2]", b" [1]", b"[1] "),
     ],
 )
 def test_nothing_but_a_list_of_ids_is_read(told: bytes) -> None:
     assert TokenIds.read(told) is None
-    for like in (ids([]), ids([1]), ids([1, 2])):
+    for like in (ids([]), ids([1]), ids([1, 2]), ids([1, 2, 3, 4])):
         assert TokenIds.read(told, like) is None

@@ -12,7 +12,10 @@ from router.dataplane.abridged import Abridged, abridged
 LONG = list(range(1000, 1200))
 
 KEYS = st.sampled_from(
-    ["token_ids", "prompt_token_ids", "my_token_ids", 'x"token_ids', 'x"prompt_token_ids', "\\", "token_ids:"]
+    [
+        *("token_ids", "prompt_token_ids", "my_token_ids", 'x"token_ids', 'x"prompt_token_ids', "\\"),
+        *("token_ids:", "remote_block_ids", "block_ids", 'x"remote_block_ids'),
+    ]
 )
 TEXTS = st.sampled_from(
     ['"token_ids":[1,2]', 'token_ids":[', "]", '\\"token_ids":[', "~token-ids~", '"~token-ids~0"', ""]
@@ -37,11 +40,16 @@ def test_what_was_taken_out_is_what_is_put_back(value: Any, apart: bool) -> None
 def marked(value: Any) -> Any:
     """The value with the same in the place of each list of its kind and of each mark."""
     if isinstance(value, dict):
-        return {
-            key: "" if key in ("token_ids", "prompt_token_ids") and is_taken(one) else marked(one)
-            for key, one in value.items()
-        }
+        return {key: told(key, one) for key, one in value.items()}
     return [marked(one) for one in value] if isinstance(value, list) else value
+
+
+def told(key: str, value: Any) -> Any:
+    if key in ("token_ids", "prompt_token_ids") and is_taken(value):
+        return ""
+    if key == "remote_block_ids" and isinstance(value, list) and value and is_taken(value[0]):
+        return ["", *marked(value[1:])]
+    return marked(value)
 
 
 def is_taken(value: Any) -> bool:
@@ -58,12 +66,30 @@ def test_the_lists_of_an_answer_are_taken_out() -> None:
     }
 
 
+@pytest.mark.parametrize("others", [[], [[1, 2]], [LONG]])
+def test_of_lists_of_blocks_the_first_is_taken_out(others: list[list[int]]) -> None:
+    params = {"remote_block_ids": [LONG, *others], "remote_num_tokens": 5}
+    body = json.dumps({"kv_transfer_params": params}).encode()
+    brief = abridged(body)
+    assert brief.lists == (json.dumps(LONG).encode(),)
+    assert json.loads(brief.text)["kv_transfer_params"] == {
+        **params,
+        "remote_block_ids": ["~token-ids~0", *others],
+    }
+    assert brief.restored(brief.text) == body
+
+
 @pytest.mark.parametrize(
     "value",
     [
         {"token_ids": [1, 2]},
         {"tokens": LONG},
         {"my_token_ids": LONG},
+        {"remote_block_ids": LONG},
+        {"remote_block_ids": [[1, 2]]},
+        {"block_ids": [LONG]},
+        {"token_ids": [LONG]},
+        {'x"remote_block_ids': [LONG]},
         {'x"token_ids': LONG},
         {'x"prompt_token_ids': LONG},
         {"text": '"token_ids":' + json.dumps(LONG)},

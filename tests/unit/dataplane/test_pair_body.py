@@ -9,7 +9,6 @@ from router.core.observe import Usage
 from router.dataplane.abridged import abridged
 from router.dataplane.dialects import Dialect
 from router.dataplane.pair_body import (
-    PairBody,
     Told,
     decode_parts,
     prefill_body,
@@ -22,23 +21,44 @@ from router.dataplane.pair_body import (
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
-def read(dialect: Dialect | None = Dialect.CHAT, **more: Any) -> PairBody | None:
-    return read_pair(dialect, json.dumps({**CHAT, **more}).encode())
+def read(dialect: Dialect | None = Dialect.CHAT, **more: Any) -> tuple[bool, bool] | None:
+    """Whether it is comparable and asks for ids."""
+    body = read_pair(dialect, json.dumps({**CHAT, **more}).encode())
+    return (body.comparable, body.asks_ids) if body is not None else None
+
+
+def prefill(dialect: Dialect, body: bytes, params: bytes, *, ids: bool) -> Any:
+    read = read_pair(dialect, body)
+    assert read is not None
+    return json.loads(prefill_body(dialect, body, read.members, params, ids=ids))
 
 
 def test_a_chat_of_texts_and_tool_calls_is_comparable() -> None:
-    assert read() == PairBody(True, False)
+    assert read() == (True, False)
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     call = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
-    assert read(messages=[{"role": "user", "content": parts}, call]) == PairBody(True, False)
-    assert read(return_token_ids=True, n=1, echo=False, prompt_logprobs=None) == PairBody(True, True)
+    assert read(messages=[{"role": "user", "content": parts}, call]) == (True, False)
+    assert read(return_token_ids=True, n=1, echo=False, prompt_logprobs=None) == (True, True)
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", None])
 def test_what_is_no_text_is_not(kind: str | None) -> None:
     messages = [{"role": "user", "content": [{"type": kind}]}]
-    assert read(messages=messages) == PairBody(False, False)
-    assert read(messages=[{"content": 5}]) == PairBody(False, False)
+    assert read(messages=messages) == (False, False)
+    for odd in ([{"content": 5}], [{"content": ["a"]}], [{"content": {"type": "text"}}], [5], "a", None):
+        assert read(messages=odd) == (False, False)
+
+
+def test_of_a_repeated_member_the_last_counts() -> None:
+    for body, expected in (
+        (b'{"messages":[{"content":5}],"n":2,"messages":[{"content":"a"}],"n":1}', (True, False)),
+        (b'{"messages":[{"content":"a"}],"messages":[{"content":5}]}', (False, False)),
+        (b'{"messages":[{"content":5,"content":"a"},{}]}', (True, False)),
+    ):
+        found = read_pair(Dialect.CHAT, body)
+        assert found is not None
+        assert (found.comparable, found.asks_ids) == expected
+    assert read_pair(Dialect.CHAT, b'{"messages":[],"n":1,"n":2}') is None
 
 
 @pytest.mark.parametrize(
@@ -60,8 +80,8 @@ def test_what_one_replica_must_do_alone(more: dict[str, Any]) -> None:
 
 
 def test_by_dialect() -> None:
-    assert read(Dialect.MESSAGES) == read(Dialect.RESPONSES) == PairBody(False, False)
-    assert read(Dialect.COMPLETIONS, prompt="hi") == PairBody(True, False)
+    assert read(Dialect.MESSAGES) == read(Dialect.RESPONSES) == (False, False)
+    assert read(Dialect.COMPLETIONS, prompt="hi") == (True, False)
     for prompt in (["a", "b"], [1, 2], None, 5):
         assert read(Dialect.COMPLETIONS, prompt=prompt) is None
     for other in (Dialect.TOKENIZE, Dialect.POOLING, None):
@@ -84,7 +104,7 @@ def test_prefill_gets_the_same_prompt_and_is_asked_for_one_token() -> None:
             "temperature": 0.5,
         }
     ).encode()
-    sent = json.loads(prefill_body(Dialect.CHAT, body, b'{"do_remote_decode":true}', ids=True))
+    sent = prefill(Dialect.CHAT, body, b'{"do_remote_decode":true}', ids=True)
     assert sent == {
         **CHAT,
         "tools": [{"type": "function"}],
@@ -94,7 +114,7 @@ def test_prefill_gets_the_same_prompt_and_is_asked_for_one_token() -> None:
         "stream": False,
         "return_token_ids": True,
     }
-    other = json.loads(prefill_body(Dialect.RESPONSES, b'{"store":true}', b"{}", ids=False))
+    other = prefill(Dialect.RESPONSES, b'{"store":true}', b"{}", ids=False)
     assert other == {"kv_transfer_params": {}, "max_output_tokens": 1, "store": False, "stream": False}
 
 
@@ -155,15 +175,18 @@ def test_a_rendered_prompt_is_one_object_or_a_list_of_one() -> None:
 
 def test_long_lists_of_ids_are_told_and_shown_as_short_ones_are() -> None:
     prompt, reply = list(range(400)), list(range(500, 900))
+    blocks = {"remote_block_ids": [prompt], "remote_port": 1}
     completion = {"text": "", "token_ids": reply, "prompt_token_ids": prompt, "more": {"token_ids": prompt}}
     for dialect, answer in (
         (Dialect.CHAT, {**ANSWER, "prompt_token_ids": prompt}),
+        (Dialect.CHAT, {**ANSWER, "prompt_token_ids": prompt, "kv_transfer_params": blocks}),
         (Dialect.COMPLETIONS, {**ANSWER, "choices": [completion], "prompt_token_ids": None}),
     ):
         body = abridged(json.dumps(answer).encode())
         assert body.lists
         found = told(dialect, body)
         assert found.prompt_ids == json.dumps(prompt).encode()
+        assert json.loads(found.params or b"") == answer["kv_transfer_params"]
         assert json.loads(found.reply_ids or b"") == answer["choices"][0]["token_ids"]
         choice = {**answer["choices"][0], "token_ids": None}
         if "prompt_token_ids" in choice:

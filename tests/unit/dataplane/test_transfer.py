@@ -45,11 +45,20 @@ def test_an_offer_is_read() -> None:
         {"remote_block_ids": []},
         {"remote_block_ids": [[1, 2, 3, 4, 5], [1, 2]]},
         {"remote_block_ids": [["1"]]},
+        {"remote_block_ids": [[1, 2, 3, 4, "5"]]},
+        {"remote_block_ids": [[1, 2, 3, 4, -5]]},
+        {"remote_block_ids": [[1, 2, 3, 4, [5]]]},
+        {"remote_block_ids": [1, 2, 3, 4, 5]},
         {"remote_host": 5},
     ],
 )
 def test_what_does_not_add_up_or_is_not_as_known_is_no_offer(changed: dict[str, object]) -> None:
     assert offer_of(raw(**changed), 16) is None
+
+
+@pytest.mark.parametrize("groups", [None, [], [["1"]], [[1, 2], [-1]], [1, 2]])
+def test_nor_is_a_prompt_handed_on_by_it(groups: object) -> None:
+    assert not is_handed(raw(do_remote_prefill=True, do_remote_decode=False, remote_block_ids=groups))
 
 
 @pytest.mark.parametrize("text", [b"null", b"[]", b"{", b"{}", b"[" * 5000])
