@@ -30,18 +30,29 @@ class Claim:
     """Which life of it."""
     model: str
     tokens: TokenIds
-    """The ids whose KV lies there, from the prompt's first on."""
+    """The ids whose KV lies there, from the prompt's first on, as far as they are known."""
     block_tokens: int
     offer: bytes
     """What the replica said of it, for whoever fetches it: a JSON object."""
     expires_at: float
     """Monotonic seconds, and before the replica's own time is up."""
+    held_tokens: int
+    """KV that the replica keeps for it, in whole blocks."""
+
+
+class Pins:
+    """The KV that one life of a replica keeps for claims: until it is fetched, let go of or out of time."""
+
+    __slots__ = ("tokens",)
+
+    def __init__(self) -> None:
+        self.tokens = 0
 
 
 class Claims:
     """At most one claim for each session and model. What is dropped unused is kept to be let go of."""
 
-    __slots__ = ("_bytes", "_claims", "_dropped", "_most_bytes", "_tokens")
+    __slots__ = ("_bytes", "_claims", "_dropped", "_most_bytes", "_pins", "_tokens")
 
     def __init__(self, *, most_bytes: int = _MOST_BYTES) -> None:
         self._most_bytes = most_bytes
@@ -49,7 +60,9 @@ class Claims:
         self._tokens = 0
         # In order of age: the oldest goes first where there are too many.
         self._claims: OrderedDict[SessionKey, Claim] = OrderedDict()
-        self._dropped: deque[Claim] = deque(maxlen=_MOST_DROPPED)
+        self._dropped: deque[Claim] = deque()
+        self._pins: dict[ReplicaId, tuple[int, Pins]] = {}
+        """Of each replica's present life, which is named beside it."""
 
     def __len__(self) -> int:
         return len(self._claims)
@@ -59,18 +72,16 @@ class Claims:
         """Of all claims."""
         return self._tokens
 
+    def pins(self, replica: ReplicaId, epoch: int) -> Pins:
+        """What that life of a replica, which begins, will keep for claims."""
+        pins = Pins()
+        self._pins[replica] = epoch, pins
+        return pins
+
     def put(self, key: SessionKey, claim: Claim) -> None:
         """A session's turn has left this; what an earlier one left is dropped."""
-        if (before := self._pop(key)) is not None:
-            self._dropped.append(before)
-        self._claims[key] = claim
-        self._tokens += len(claim.tokens)
-        self._bytes += claim.tokens.size
-        while self._bytes > self._most_bytes and self._claims:
-            oldest = next(iter(self._claims))
-            gone = self._pop(oldest)
-            assert gone is not None
-            self._dropped.append(gone)
+        self._pin(claim, claim.held_tokens)
+        self._enter(key, claim)
 
     def peek(self, key: SessionKey, now: float) -> Claim | None:
         """What could be taken now."""
@@ -81,24 +92,38 @@ class Claims:
         """The claim, which is nobody's from now on. One whose time is up is gone without a trace: its replica
         has let go of the blocks, or is about to."""
         claim = self._pop(key)
-        return claim if claim is not None and now < claim.expires_at else None
+        if claim is None or now < claim.expires_at:
+            return claim
+        self._unpin(claim)
+        return None
+
+    def fetched(self, claim: Claim) -> None:
+        """What was taken was sent to be fetched, and that is over."""
+        self._unpin(claim)
 
     def restore(self, key: SessionKey, claim: Claim) -> None:
         """Put back what was taken and not used, unless a later turn has left another one."""
         if key in self._claims:
-            self._dropped.append(claim)
+            self.drop(claim)
             return
-        self.put(key, claim)
+        self._enter(key, claim)
 
     def drop(self, claim: Claim) -> None:
         """One that was taken is of no use."""
+        if len(self._dropped) >= _MOST_DROPPED:
+            self._unpin(self._dropped.popleft())
         self._dropped.append(claim)
+
+    def refuse(self, claim: Claim) -> None:
+        """A turn has left this, and nobody is to fetch it."""
+        self._pin(claim, claim.held_tokens)
+        self.drop(claim)
 
     def end_session(self, key: SessionKey) -> bool:
         """The session goes on no further. Whether there was a claim."""
         if (claim := self._pop(key)) is None:
             return False
-        self._dropped.append(claim)
+        self.drop(claim)
         return True
 
     def end_sessions(self, is_one: Callable[[SessionKey], bool]) -> None:
@@ -110,33 +135,59 @@ class Claims:
         """Its process is another one, or it has left: there is nothing to fetch, and nothing to let go of."""
         for key in [key for key, claim in self._claims.items() if claim.replica == replica]:
             self._pop(key)
-        kept = [claim for claim in self._dropped if claim.replica != replica]
-        self._dropped.clear()
-        self._dropped.extend(kept)
+        self._dropped = deque([claim for claim in self._dropped if claim.replica != replica])
+        self._pins.pop(replica, None)
 
     def shed(self, replica: ReplicaId, tokens: float) -> int:
-        """The replica needs the blocks of so many tokens: drop its oldest claims until they had as many, one
-        at least. The answer is how many claims that were."""
+        """The replica needs the blocks of so many tokens: drop its oldest claims until they have as many,
+        with those that are dropped and not yet let go of; one at least. The answer is how many claims went.
+        """
         oldest: list[tuple[SessionKey, Claim]] = []
         freed = 0
+        for claim in self._dropped:
+            if claim.replica == replica:
+                freed += claim.held_tokens
+        if freed and freed >= tokens:
+            return 0
         for key, claim in self._claims.items():
             if claim.replica == replica:
                 oldest.append((key, claim))
-                freed += len(claim.tokens)
+                freed += claim.held_tokens
                 if freed >= tokens:
                     break
         for key, claim in oldest:
             self._pop(key)
-            self._dropped.append(claim)
+            self.drop(claim)
         return len(oldest)
 
-    def dropped(self, now: float) -> list[Claim]:
-        """What is to be let go of at the replicas, each once. Claims whose time is up are forgotten."""
+    def expire(self, now: float) -> None:
+        """Forget claims whose time is up. Looks at every one."""
         for key in [key for key, claim in self._claims.items() if claim.expires_at <= now]:
-            self._pop(key)
-        gone = [claim for claim in self._dropped if now < claim.expires_at]
-        self._dropped.clear()
-        return gone
+            claim = self._pop(key)
+            assert claim is not None
+            self._unpin(claim)
+
+    def next_dropped(self, now: float) -> Claim | None:
+        """What is to be let go of at its replica, the first that was dropped; each once, and none whose time
+        is up."""
+        while self._dropped:
+            claim = self._dropped.popleft()
+            self._unpin(claim)
+            if now < claim.expires_at:
+                return claim
+        return None
+
+    def _enter(self, key: SessionKey, claim: Claim) -> None:
+        if (before := self._pop(key)) is not None:
+            self.drop(before)
+        self._claims[key] = claim
+        self._tokens += len(claim.tokens)
+        self._bytes += claim.tokens.size
+        while self._bytes > self._most_bytes and self._claims:
+            oldest = next(iter(self._claims))
+            gone = self._pop(oldest)
+            assert gone is not None
+            self.drop(gone)
 
     def _pop(self, key: SessionKey) -> Claim | None:
         claim = self._claims.pop(key, None)
@@ -144,3 +195,11 @@ class Claims:
             self._tokens -= len(claim.tokens)
             self._bytes -= claim.tokens.size
         return claim
+
+    def _unpin(self, claim: Claim) -> None:
+        self._pin(claim, -claim.held_tokens)
+
+    def _pin(self, claim: Claim, tokens: int) -> None:
+        life = self._pins.get(claim.replica)
+        if life is not None and life[0] == claim.epoch:
+            life[1].tokens += tokens

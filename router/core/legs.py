@@ -144,7 +144,9 @@ class Legs:
             transfers.end(pull.source, member.id, leg.sharing, pulled, now)
             if leg.claim_used and outcome in _DECLINED:
                 transfers.result(pull.source, False, now)
-        if leg.claim is not None and not leg.claim_used and turn.session is not None:
+        if leg.claim is not None and leg.claim_used:
+            self._book.claims.fetched(leg.claim)
+        elif leg.claim is not None and turn.session is not None:
             self._book.claims.restore(ticket.model.key(turn.session), leg.claim)
         if outcome is Outcome.COMPLETED:
             self._book.ends[PairEnd.PULLED if leg.claim_used else PairEnd.ONE_WAY] += 1

@@ -43,7 +43,8 @@ class Lives:
         """A replica comes to the fleet."""
         epoch = next(self._epochs)
         working_set = self._sessions.working_set(spec.id, epoch)
-        member = Member(spec, self._shelves.open(), epoch, working_set, self._nothing_learned())
+        pins = self._pairs.claims.pins(spec.id, epoch)
+        member = Member(spec, self._shelves.open(), epoch, working_set, self._nothing_learned(), pins)
         member.placed_at = now
         self._shelves.fit(member)
         return member
@@ -62,7 +63,8 @@ class Lives:
         self.end(member)
         epoch = next(self._epochs)
         working_set = self._sessions.working_set(member.id, epoch)
-        member.begin_again(epoch, self._shelves.open(), working_set, self._nothing_learned())
+        pins = self._pairs.claims.pins(member.id, epoch)
+        member.begin_again(epoch, self._shelves.open(), working_set, self._nothing_learned(), pins)
         self.learn_together(member)
         self._shelves.fit(member)
 

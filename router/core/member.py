@@ -6,6 +6,7 @@ Knows nothing of turns beyond how many there are, and of no other replica.
 from heapq import heappop
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from router.core.claims import Pins
 from router.core.delivery import Delivery
 from router.core.estimate.slots import wait_for_endings_s
 from router.core.fleet import ModelCard, ReplicaSpec, ReplicaStatus, Report, Role
@@ -99,6 +100,7 @@ class Member:
         "missing_tokens",
         "models",
         "pending_tokens",
+        "pins",
         "placed_at",
         "prefilling",
         "reach",
@@ -119,7 +121,13 @@ class Member:
     )
 
     def __init__(
-        self, spec: ReplicaSpec, shelf: int, epoch: int, working_set: WorkingSet, learned: Learned
+        self,
+        spec: ReplicaSpec,
+        shelf: int,
+        epoch: int,
+        working_set: WorkingSet,
+        learned: Learned,
+        pins: Pins,
     ) -> None:
         self.id = spec.id
         self.spec = spec
@@ -163,6 +171,8 @@ class Member:
         """Since when the first of them has had nothing before it."""
         self.kv_tokens = 0
         """Prompt tokens of our turns there, whose KV they hold or will."""
+        self.pins = pins
+        """KV that turns of ours have left there for their sessions' next ones."""
         self.due: list[tuple[float, int, Prefilling]] = []
         """A heap of turns that are not streamed, by when their prefill is expected to be over."""
         self.report: Report | None = None
@@ -226,7 +236,8 @@ class Member:
         if usage is None:
             return
         if self.capacity_tokens is not None:
-            held = usage * self.capacity_tokens
+            # What is kept for claims is counted by itself: it comes and goes between reports.
+            held = max(0.0, usage * self.capacity_tokens - self.pins.tokens)
             if self.foreign is None or self.foreign > 0.0:
                 self.foreign_tokens = max(0.0, held - self.held_share * self.kv_tokens)
             elif self.kv_tokens and waiting == 0.0:
@@ -297,11 +308,12 @@ class Member:
         return wait_s
 
     def free_tokens(self) -> float | None:
-        """KV that is neither in use nor spoken for by turns on their way there, below 0 where more is; `None`
-        where it has not told."""
+        """KV that is neither in use nor kept for claims nor spoken for by turns on their way there, below 0
+        where more is; `None` where it has not told."""
         if self.capacity_tokens is None or self.kv_usage is None:
             return None
-        return self.capacity_tokens - self.held_share * self.kv_tokens - self.foreign_tokens
+        ours = self.held_share * self.kv_tokens + self.pins.tokens
+        return self.capacity_tokens - ours - self.foreign_tokens
 
     def slot_s(self, prompt_tokens: float, wanted_tokens: float, free_tokens: float | None) -> float:
         """Until it has a place, and blocks for a prompt of so many tokens and for the `wanted_tokens` of who
@@ -343,7 +355,9 @@ class Member:
         if self.unreported > _OUTDATED:
             self._forget_load()
 
-    def begin_again(self, epoch: int, shelf: int, working_set: WorkingSet, learned: Learned) -> None:
+    def begin_again(
+        self, epoch: int, shelf: int, working_set: WorkingSet, learned: Learned, pins: Pins
+    ) -> None:
         """Its process is another one: nothing lies there, and nothing of its load is known."""
         self.epoch = epoch
         self.shelf = shelf
@@ -351,6 +365,7 @@ class Member:
         self.learned = learned
         self.held_share = 1.0
         self.working_set = working_set
+        self.pins = pins
         self.residency = None
         self.restarts += 1
         # The turns of the old life died with it, whenever we hear of that. Their tickets are of its epoch

@@ -434,7 +434,8 @@ class Pairs:
         expires_at = until if until is not None else self._plane.now() + self._rules(routed).ttl_s
         replica = ticket.decision.replica
         known = ids.first(offer.tokens) if ids is not None else _UNKNOWN
-        claim = Claim(replica, ticket.epoch, turn.model, known, block_tokens, raw, expires_at)
+        held = offer.blocks * block_tokens
+        claim = Claim(replica, ticket.epoch, turn.model, known, block_tokens, raw, expires_at, held)
         if until is None or turn.session is None:
             counts[Unclaimed.NO_SESSION] += 1
         elif not handoff.body.comparable or not known:
@@ -442,7 +443,7 @@ class Pairs:
         else:
             engine.pairs.claims.put(ticket.model.key(turn.session), claim)
             return
-        engine.pairs.claims.drop(claim)
+        engine.pairs.claims.refuse(claim)
 
     def _compare(self, handoff: Handoff, routed: Routed, ticket: Ticket, prompt_ids: bytes | None) -> None:
         """Whether both replicas made the same tokens of the prompt. If not, the answer was wrong."""
@@ -465,40 +466,55 @@ class Pairs:
 
     def sweep(self, now: float) -> None:
         """Let go of what nobody will fetch, at the replicas that hold it."""
-        for claim in self._engine.pairs.claims.dropped(now):
+        self._engine.pairs.claims.expire(now)
+        self._release_more(now)
+
+    def _release_more(self, now: float) -> None:
+        """As many at once as is proper. The others wait for these."""
+        claims = self._engine.pairs.claims
+        while self._releasing < _RELEASES:
+            claim = claims.next_dropped(now)
+            if claim is None:
+                return
             prefill = self._engine.legs.release_by(claim.model)
-            if prefill is None or self._releasing >= _RELEASES:
-                continue  # the holder's own time ends it
-            self._releasing += 1
-            self._plane.tasks.spawn(self._release(claim, prefill), name=f"release at {claim.replica}")
+            if prefill is not None:  # else the holder's own time ends it
+                self._releasing += 1
+                self._plane.tasks.spawn(self._release(claim, prefill), name=f"release at {claim.replica}")
 
     async def _release(self, claim: Claim, prefill: ReplicaId) -> None:
-        """Have a prefill replica compute one token and fetch nothing from there, which ends what is held."""
+        done = False
+        try:
+            done = await self._let_go(claim, prefill)
+        finally:
+            self._releasing -= 1
+            self.released[done] += 1
+        self._release_more(self._plane.now())
+
+    async def _let_go(self, claim: Claim, prefill: ReplicaId) -> bool:
+        """Have a prefill replica compute one token and fetch nothing from there, which ends what is held.
+        Whether it did."""
+        pool = self._plane.pools.get(prefill)
+        if pool is None:
+            return False
         params = trimmed(claim.offer, 0, claim.block_tokens)
         body = b'{"model":%b,"prompt":[5],"max_tokens":1,"kv_transfer_params":%b}' % (
             msgspec.json.encode(claim.model),
             params,
         )
-        pool = self._plane.pools.get(prefill)
-        done = False
+        head = b"".join(
+            (
+                b"POST /v1/completions",
+                pool.head_suffix,
+                b"content-type: application/json\r\n",
+                closing(len(body), self._plane.request_id(None)),
+            )
+        )
         try:
-            if pool is not None:
-                head = b"".join(
-                    (
-                        b"POST /v1/completions",
-                        pool.head_suffix,
-                        b"content-type: application/json\r\n",
-                        closing(len(body), self._plane.request_id(None)),
-                    )
-                )
-                async with asyncio.timeout(_RELEASE_S):
-                    reply = await Call(self._plane.limits.body).ask(pool, (head, body))
-                done = reply.status == 200
+            async with asyncio.timeout(_RELEASE_S):
+                reply = await Call(self._plane.limits.body).ask(pool, (head, body))
         except (CallError, TimeoutError):
-            done = False
-        finally:
-            self._releasing -= 1
-            self.released[done] += 1
+            return False
+        return reply.status == 200
 
     def _rules(self, routed: Routed) -> PairRules:
         return self._engine.legs.rules(routed.plan)

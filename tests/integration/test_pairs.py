@@ -253,6 +253,18 @@ async def test_other_endpoints_are_one_way_and_what_decode_holds_is_let_go_of() 
         assert len(book(fleet).claims) == len(fleet.replicas["r2"].api.handoffs) == 1
 
 
+async def test_what_sessions_leave_that_end_all_at_once_is_all_let_go_of() -> None:
+    async with pairs() as fleet:
+        for number in range(9):
+            answer = await fleet.chat(begun(200), headers={"x-session-id": f"s{number}"})
+            assert (answer.response.status_code, answer.kind) == (200, "pair")
+        kept = fleet.replicas["r2"].api.handoffs
+        assert len(book(fleet).claims) == len(kept) == 9
+        book(fleet).claims.end_sessions(lambda _key: True)
+        await until(lambda: fleet.router.dataplane.pairs.released == {True: 9, False: 0})  # type: ignore[union-attr]
+        assert len(book(fleet).claims) == len(kept) == 0
+
+
 @pytest.mark.parametrize("more", [{"n": 2}, {"prompt_logprobs": 1}])
 async def test_what_one_replica_must_do_alone_goes_to_decode(more: dict[str, Any]) -> None:
     async with pairs() as fleet:

@@ -3,6 +3,7 @@
 import pytest
 
 from router.base.ids import OPEN_TENANT, ReplicaId
+from router.core.claims import Pins
 from router.core.decide import Decision, Kind
 from router.core.fleet import ReplicaSpec, Role
 from router.core.learned import Learned
@@ -41,7 +42,7 @@ def leg(books: Books, *, prompt: int = 100, cached: int = 40) -> Leg:
     pairing = Pairing(P, None, cached, 1.0, (), prompt, prices_of(PairRules()), None, frozenset({D}))
     decision = Decision(D, Kind.PAIR, "", "p", (), None, None, prompt, cached, 0, 10.0, pair=pairing)
     answers, prefills = (
-        Member(ReplicaSpec(name, f"http://{name}:1", role=role), 0, 0, WorkingSet(), Learned(8000.0))
+        Member(ReplicaSpec(name, f"http://{name}:1", role=role), 0, 0, WorkingSet(), Learned(8000.0), Pins())
         for name, role in ((D, Role.DECODE), (P, Role.PREFILL))
     )
     of = Leg(books, Ticket(books, turn, decision, answers, Model("m"), 0), pairing, prefills, None, 0, 10.0)
@@ -65,7 +66,7 @@ def test_the_last_token_is_always_computed(books: Books) -> None:
 
 def test_a_leg_of_an_earlier_life_takes_nothing_from_the_next_one(books: Books) -> None:
     of = leg(books)
-    of.member.begin_again(1, 1, WorkingSet(), Learned(8000.0))
+    of.member.begin_again(1, 1, WorkingSet(), Learned(8000.0), Pins())
     assert not of.of_this_life
     of.end(Outcome.DIED, 11.0)
     assert of.member.pending_tokens == 0

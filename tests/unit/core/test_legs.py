@@ -65,7 +65,7 @@ def offer(engine: Engine, ticket: Ticket, tokens: int, *, now: float = 0.0) -> C
     until = engine.legs.claimable(ticket, now)
     assert until is not None
     ids = TokenIds(b"7," * tokens, tokens)
-    claim = Claim(ticket.decision.replica, ticket.epoch, "m", ids, 16, b"{}", until)
+    claim = Claim(ticket.decision.replica, ticket.epoch, "m", ids, 16, b"{}", until, tokens)
     assert ticket.turn.session is not None
     engine.pairs.claims.put(ticket.model.key(ticket.turn.session), claim)
     return claim
@@ -138,7 +138,7 @@ def test_what_decode_holds_is_fetched_once_by_another_prefill_replica() -> None:
     following.claim_used = True
     following.end(Outcome.COMPLETED, 3.2, Usage(PROMPT, 1, 9_990))
     assert engine.pairs.ends[PairEnd.PULLED] == 1
-    assert engine.pairs.claims.dropped(3.3) == []
+    assert engine.pairs.claims.next_dropped(3.3) is None
     assert engine.admit(turn(segments=3), 4.0).decision.kind is Kind.PAIR
 
 
@@ -219,6 +219,36 @@ def test_a_prefill_that_fails_speaks_against_its_replica_unless_it_was_to_fetch(
     assert all(s.recent_failures == 0.0 for s in engine.replicas(1.1))
 
 
+def test_what_decode_holds_takes_room_there_until_it_is_fetched() -> None:
+    engine = fleet()
+    ticket = engine.admit(turn(), 0.0)
+    decode = ticket.decision.replica
+    idle = Report(start_time=1.0, running=0.0, waiting=0.0, kv_usage=0.0, kv_capacity_tokens=50_000)
+
+    def free() -> int | None:
+        return next(status.free_tokens for status in engine.replicas(0.0) if status.id == decode)
+
+    by = prefilled(engine, ticket)
+    ticket.first_byte(1.5)
+    offer(engine, ticket, 10_004)
+    ticket.end(Outcome.COMPLETED, 2.0, Usage(PROMPT, 5, 0))
+    engine.drain(by.member.id, True)
+    engine.report(decode, idle, 2.0)  # as of a moment before
+    assert free() == 50_000 - 10_004
+    following = engine.admit(turn(segments=2), 3.0)
+    leg = engine.legs.begin(following, 3.0)
+    assert leg is not None
+    assert leg.claim is not None
+    assert engine.legs.claimable(following, 3.0) is not None
+    leg.claim_used = True
+    mine = free()
+    leg.end(Outcome.COMPLETED, 3.2, Usage(PROMPT, 1, 9_990))
+    now = free()
+    assert mine is not None
+    assert now is not None
+    assert now - mine == 10_004
+
+
 def test_claims_end_with_their_session_their_replica_and_its_room() -> None:
     engine = fleet(plan=Plan(name="home", strategy=Priced(), pair=PairRules(kv_usage=0.5)))
     ticket = engine.admit(turn(), 0.0)
@@ -226,12 +256,12 @@ def test_claims_end_with_their_session_their_replica_and_its_room() -> None:
     ticket.first_byte(0.5)
     ticket.end(Outcome.COMPLETED, 1.0)
     assert engine.end_session(SessionKey("s".ljust(32, "0")))
-    assert engine.pairs.claims.dropped(1.0) == [claim]
+    assert engine.pairs.claims.next_dropped(1.0) is claim
     claim = offer(engine, ticket, 100)
     engine.report(claim.replica, Report(start_time=1.0, kv_usage=0.4), 1.0)
     assert len(engine.pairs.claims) == 1
     engine.report(claim.replica, Report(start_time=1.0, kv_usage=0.6), 1.0)
-    assert engine.pairs.claims.dropped(1.0) == [claim]
+    assert engine.pairs.claims.next_dropped(1.0) is claim
     offer(engine, ticket, 100)
     engine.report(claim.replica, Report(start_time=1000.0), 2.0)
     assert len(engine.pairs.claims) == 0

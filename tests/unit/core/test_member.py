@@ -3,6 +3,7 @@
 import pytest
 
 from router.base.ids import ReplicaId
+from router.core.claims import Pins
 from router.core.fleet import ReplicaSpec, Report
 from router.core.health import ProbeFailed, ProbePassed, TurnFailed
 from router.core.learned import Learned
@@ -11,7 +12,9 @@ from router.core.session import WorkingSet
 
 
 def member(kv_tokens: int | None = None) -> Member:
-    return Member(ReplicaSpec(ReplicaId("a"), "http://a:1", kv_tokens), 0, 0, WorkingSet(), Learned(8000.0))
+    return Member(
+        ReplicaSpec(ReplicaId("a"), "http://a:1", kv_tokens), 0, 0, WorkingSet(), Learned(8000.0), Pins()
+    )
 
 
 class Turn:
@@ -60,7 +63,7 @@ def test_another_process_is_believed_anew_and_its_load_is_not_known() -> None:
     of.note(Report(running=1.0, waiting=0.0, kv_usage=0.99), 0.0)
     for _ in range(40):
         of.delivery.observe(3000, 0)
-    of.begin_again(7, 3, WorkingSet(), Learned(8000.0))
+    of.begin_again(7, 3, WorkingSet(), Learned(8000.0), Pins())
     assert (of.epoch, of.shelf, of.restarts) == (7, 3, 1)
     assert (of.kv_usage, of.foreign, of.delivery.trust, of.delivery.share) == (None, None, 1.0, 1.0)
 
@@ -70,9 +73,38 @@ def test_another_process_has_none_of_the_turns_of_the_last() -> None:
     of.take(Turn(), 9000, 9000, 8000, 0.0)
     of.due = [(1.0, 0, Turn())]
     of.arriving_tokens = 5
-    of.begin_again(7, 3, WorkingSet(), Learned(8000.0))
+    of.begin_again(7, 3, WorkingSet(), Learned(8000.0), Pins())
     assert (of.in_flight, of.kv_tokens, of.pending_tokens, of.arriving_tokens) == (0, 0, 0, 0)
     assert (of.prefilling, of.due, of.wait_s(0.0)) == ({}, [], 0.0)
+
+
+def test_what_is_kept_for_claims_takes_room_between_reports_and_is_counted_once() -> None:
+    of = member(kv_tokens=10_000)
+    of.note(Report(running=0.0, waiting=0.0, kv_usage=0.0), 0.0)
+    assert of.free_tokens() == 10_000
+    of.take(Turn(), 4000, 4000, 0, 0.0)
+    assert of.free_tokens() == 6000
+    of.in_flight, of.kv_tokens = 0, 0  # it is answered
+    of.pins.tokens = 4016
+    assert of.free_tokens() == 5984
+    of.note(Report(running=0.0, waiting=0.0, kv_usage=0.4016), 1.0)
+    assert of.free_tokens() == 5984
+    of.note(Report(running=1.0, waiting=0.0, kv_usage=0.6016), 2.0)
+    assert of.free_tokens() == pytest.approx(3984)  # somebody else's turn
+    of.pins.tokens = 0
+    assert of.free_tokens() == pytest.approx(8000)
+    of.begin_again(7, 3, WorkingSet(), Learned(8000.0), Pins())
+    of.note(Report(running=0.0, waiting=0.0, kv_usage=0.0), 3.0)
+    assert of.free_tokens() == 10_000
+
+
+def test_what_is_kept_for_claims_says_nothing_of_what_turns_hold() -> None:
+    of = member(kv_tokens=10_000)
+    of.pins.tokens = 4000
+    of.take(Turn(), 2000, 2000, 0, 0.0)
+    of.note(Report(running=1.0, waiting=0.0, kv_usage=0.6), 1.0)
+    assert of.held_share == pytest.approx(1.0)
+    assert of.free_tokens() == pytest.approx(4000)
 
 
 def test_who_passes_the_first_takes_nothing_from_what_is_done_of_it() -> None:
@@ -180,7 +212,7 @@ def test_who_waits_once_waits_for_a_step_and_who_waits_again_has_no_place() -> N
         seats.append(of.seats)
     assert seats == [None] * 7 + [4.0, 4.0, None]
     of.note(busy, 10.0)
-    of.begin_again(7, 3, WorkingSet(), Learned(8000.0))
+    of.begin_again(7, 3, WorkingSet(), Learned(8000.0), Pins())
     of.note(busy, 11.0)
     assert of.seats is None
 
@@ -195,7 +227,7 @@ def test_what_lies_on_its_host_is_brought_back_one_after_the_other() -> None:
     # It begins once there is a place for it.
     of.reloads(turns[2], 0.1, 2.0, 12.0)
     assert of.link_s(12.0) == pytest.approx(2.1)
-    of.begin_again(1, 1, WorkingSet(), Learned(8000.0))
+    of.begin_again(1, 1, WorkingSet(), Learned(8000.0), Pins())
     assert (of.link_s(12.0), of.reloading) == (0.0, {})
 
 

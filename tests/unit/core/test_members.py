@@ -3,6 +3,7 @@
 import pytest
 
 from router.base.ids import ReplicaId
+from router.core.claims import Pins
 from router.core.fleet import ModelCard, ReplicaSpec, Role
 from router.core.health import ProbePassed
 from router.core.learned import Learned
@@ -17,7 +18,7 @@ P, D = ReplicaId("p"), ReplicaId("d")
 
 def member(name: ReplicaId, role: Role = Role.BOTH, *, two_way: bool = False, epoch: int = 0) -> Member:
     spec = ReplicaSpec(name, f"http://{name}:8000", role=role, two_way=two_way)
-    made = Member(spec, 0, epoch, WorkingSet(), Learned(8000.0))
+    made = Member(spec, 0, epoch, WorkingSet(), Learned(8000.0), Pins())
     made.observe(ProbePassed(False), 0.0)
     return made
 

@@ -13,7 +13,7 @@ P, D = ReplicaId("p"), ReplicaId("d")
 def test_with_a_replica_go_its_claims_and_what_its_paths_carry() -> None:
     book = PairBook(PullRules())
     seed = book.transfers.path(D, P)
-    book.claims.put(SessionKey("s"), Claim(D, 0, "m", TokenIds(b"1,", 1), 16, b"{}", 9.0))
+    book.claims.put(SessionKey("s"), Claim(D, 0, "m", TokenIds(b"1,", 1), 16, b"{}", 9.0, 16))
     sharing = book.transfers.begin(D, P, 1.0)
     book.transfers.end(D, P, sharing, Pulled(1000, 10**8, 2.0, True), 3.0)
     assert book.transfers.path(D, P) != seed

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.base.ids import OPEN_TENANT, ReplicaId, TenantId
+from router.core.claims import Pins
 from router.core.decide import Decision, Kind
 from router.core.fleet import ReplicaSpec, Report
 from router.core.learned import Learned
@@ -24,7 +25,12 @@ ACME, BETA = TenantId("acme"), TenantId("beta")
 def member(name: str = "a", capacity: int | None = None) -> Member:
     """Computes 8000 tokens a second, and holds a reply's KV for 5 s."""
     return Member(
-        ReplicaSpec(ReplicaId(name), f"http://{name}:1", capacity), 0, 0, WorkingSet(), Learned(8000.0)
+        ReplicaSpec(ReplicaId(name), f"http://{name}:1", capacity),
+        0,
+        0,
+        WorkingSet(),
+        Learned(8000.0),
+        Pins(),
     )
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 from router.base.ids import OPEN_TENANT, ReplicaId
+from router.core.claims import Pins
 from router.core.decide import Decision, Kind
 from router.core.fleet import ReplicaSpec
 from router.core.learned import Learned
@@ -34,7 +35,7 @@ def ticket(books: Books, *, prompt: int = 100, cached: int = 40, computes: bool 
     replica = ReplicaId("a")
     turn = Turn("/v1/x", "m", OPEN_TENANT, None, "", EMPTY_CHAIN, computes=computes)
     decision = Decision(replica, Kind.PASS, "", "p", (), None, None, prompt, cached, 0, 10.0)
-    member = Member(ReplicaSpec(replica, "http://a:1"), 0, 0, WorkingSet(), Learned(8000.0))
+    member = Member(ReplicaSpec(replica, "http://a:1"), 0, 0, WorkingSet(), Learned(8000.0), Pins())
     of = Ticket(books, turn, decision, member, Model("m"), 0)
     member.take(of, prompt, of.kv_tokens, of.missing, 10.0)
     return of

@@ -19,7 +19,7 @@ def test_pairs_show_where_there_are_any() -> None:
     book = PairBook(PullRules())
     book.ends[PairEnd.PULLED] = 7
     book.unreturned[Unreturned.DECLINED] = 2
-    book.claims.put(SessionKey("s"), Claim(ReplicaId("d"), 0, "m", TokenIds(b"1,", 1), 16, b"{}", 9.0))
+    book.claims.put(SessionKey("s"), Claim(ReplicaId("d"), 0, "m", TokenIds(b"1,", 1), 16, b"{}", 9.0, 16))
     text = render(pair_metrics(book, Releases(), Builder(1, 2)))
     shown = [line for line in text.splitlines() if not line.startswith("#")]
     assert 'homing_pair_prompts_total{result="pulled"} 7' in shown
