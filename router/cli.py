@@ -99,7 +99,7 @@ def _kv_agent(arguments: argparse.Namespace) -> int:
 
     config = load_kv_agent(arguments.config, os.environ)
     log_to_stderr(arguments.log_level)
-    return run(_serve_kv(Agent(config), f"KV agent {config.name}: {config.host}"))
+    return run(_serve_kv(Agent(config), f"KV agent {config.name}"))
 
 
 def _kv_gateway(arguments: argparse.Namespace) -> int:
@@ -108,7 +108,7 @@ def _kv_gateway(arguments: argparse.Namespace) -> int:
 
     config = load_kv_gateway(arguments.config, os.environ)
     log_to_stderr(arguments.log_level)
-    return run(_serve_kv(Gateway(config), f"KV gateway {config.name}: {config.host}"))
+    return run(_serve_kv(Gateway(config), f"KV gateway {config.name}"))
 
 
 async def _serve_kv(server: "Agent | Gateway", title: str) -> int:
@@ -117,10 +117,12 @@ async def _serve_kv(server: "Agent | Gateway", title: str) -> int:
         await server.start()
         settle_heap()
         metrics = "" if server.config.metrics_port is None else f"; metrics on port {server.metrics.port}"
-        say(f"{title}:{server.server.port}{metrics}")
+        say(f"{title}: {server.config.host}:{server.server.port}{metrics}")
         await stop.wait()
     except OSError as error:
-        raise HomingError(f"{title}: {error.strerror or error}") from error
+        # A folder's or a file's error names it beside its words.
+        place = f"{error.filename}: " if error.filename else ""
+        raise HomingError(f"{title}: {place}{error.strerror or error}") from error
     finally:
         await server.close()
     return 0

@@ -40,6 +40,11 @@ def system_words(error: BaseException) -> str:
     return str(error)
 
 
+def naming(place: str, error: OSError) -> OSError:
+    """The same error in words that begin with what it is of: an address, or a path."""
+    return OSError(error.errno, f"{place}: {system_words(error)}")
+
+
 def is_own_shortage(error: OSError) -> bool:
     """Whether a connection failed for want of something on this side: files, memory, ports, a resolver that
     answers. A name that does not exist is no such want."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final, Protocol, cast
 
 from router.base.clock import Clock
+from router.base.system import naming
 from router.base.tasks import TaskOwner
 from router.kv import messages as m
 from router.kv.arena import ArenaFault, Handle, StaleHandle, pack_handles, unpack_handles
@@ -153,10 +154,13 @@ class EngineHub:
         """Listen. Raises `OSError`, also where another agent listens there."""
         if self._path.is_socket():
             await _remove_dead_socket(self._path)
-        self._server = await asyncio.get_running_loop().create_unix_server(
-            lambda: _Connection(self), str(self._path)
-        )
-        self._path.chmod(0o600)
+        try:
+            self._server = await asyncio.get_running_loop().create_unix_server(
+                lambda: _Connection(self), str(self._path)
+            )
+            self._path.chmod(0o600)
+        except OSError as error:
+            raise naming(str(self._path), error) from error
 
     async def close(self) -> None:
         """Stop listening and end every connection."""

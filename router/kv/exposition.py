@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Final, NamedTuple
 
+from router.base.system import naming
+
 _TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 _HEAD: Final = 8 << 10
 _REQUEST_S: Final = 5.0
@@ -95,7 +97,10 @@ class MetricsServer:
 
     async def start(self, host: str, port: int) -> None:
         """Listen. Raises `OSError`."""
-        self._server = await asyncio.start_server(self._serve, host, port, limit=_HEAD)
+        try:
+            self._server = await asyncio.start_server(self._serve, host, port, limit=_HEAD)
+        except OSError as error:
+            raise naming(f"{host}:{port}", error) from error
 
     async def close(self) -> None:
         """Stop listening."""

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
-from router.base.system import system_words
+from router.base.system import naming, system_words
 from router.base.tasks import TaskOwner
 from router.kv import messages as m
 from router.kv.auth import AuthFault, Listening
@@ -134,9 +134,9 @@ class Server:
             listener.setblocking(False)
             listener.bind((host, port))
             listener.listen(256)
-        except OSError:
+        except OSError as error:
             listener.close()
-            raise
+            raise naming(f"{host}:{port}", error) from error
         self._listener = listener
         asyncio.get_running_loop().add_reader(listener.fileno(), self._accept)
 

@@ -183,15 +183,26 @@ def test_kv_servers_say_where_they_are_and_stop_when_told(command, key, tmp_path
     assert not (tmp_path / "kv.sock").exists()
 
 
-def test_a_kv_server_whose_port_is_taken_says_so(tmp_path, taken):
-    (tmp_path / "kv.yaml").write_text(
-        f"version: 1\nkv_gateway: a\nlisten: 127.0.0.1:{taken}\nsecret_file: secret\n"
-    )
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("listen: 127.0.0.1:{taken}", "127.0.0.1:{taken}: Address already in use"),
+        ("metrics: 127.0.0.1:{taken}", "127.0.0.1:{taken}: Address already in use"),
+        ("disk: {{folder: {folder}/kv.yaml/kv, size: 1MiB}}", "{folder}/kv.yaml/kv: Not a directory"),
+        ("socket: {folder}/gone/kv.sock", "{folder}/gone/kv.sock: No such file or directory"),
+    ],
+)
+def test_a_kv_server_that_cannot_have_what_it_needs_says_which(line, says, tmp_path, taken):
+    command, key = ("kv-agent", "kv_agent") if line.startswith("socket") else ("kv-gateway", "kv_gateway")
+    listen = "" if line.startswith("listen") else "listen: 127.0.0.1:0\n"
+    written = line.format(taken=taken, folder=tmp_path)
+    (tmp_path / "kv.yaml").write_text(f"version: 1\n{key}: a\n{listen}{written}\nsecret_file: secret\n")
     (tmp_path / "secret").write_text("x\n")
-    process = start("kv-gateway", "-c", str(tmp_path / "kv.yaml"))
+    process = start(command, "-c", str(tmp_path / "kv.yaml"))
     _, errors = process.communicate(timeout=120)
+    name = command.removeprefix("kv-")
+    assert errors == f"homing: KV {name} a: {says.format(taken=taken, folder=tmp_path)}\n"
     assert process.returncode == 1
-    assert errors == "homing: KV gateway a: 127.0.0.1: Address already in use\n"
 
 
 def test_each_command_that_there_is_a_word_for_is_there():
