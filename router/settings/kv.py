@@ -3,20 +3,18 @@
 `router.kv` runs beside an engine and knows neither YAML nor pydantic.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Final, Generic, Literal, Self, TypeVar
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from router.base.errors import SettingsError
 from router.kv.config import AgentConfig, GatewayConfig, KeepingConfig, Peer
 from router.settings.credentials import fleet_secret
 from router.settings.document import Document, Fault, read_document
-from router.settings.explain import explain
 from router.settings.fields import (
     Address,
     Duration,
@@ -27,7 +25,7 @@ from router.settings.fields import (
     RemoteAddress,
     Size,
 )
-from router.settings.load import lines_of, same_address
+from router.settings.load import checked, lines_of, same_address
 from router.settings.locate import shown
 
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -189,17 +187,14 @@ def read_kv_file(
     shape: type[F], document: Document, folder: Path, environ: Mapping[str, str]
 ) -> KvReading[F]:
     """Check an agent's or a gateway's file."""
-    if document.value is None:
-        return KvReading(None, None, wrong=document.faults)
-    try:
-        file = shape.model_validate_json(json.dumps(document.value))
-    except ValidationError as error:
-        return KvReading(None, None, wrong=(*document.faults, *explain(error, document, shape)))
+    file, faults = checked(shape, document)
+    if file is None:
+        return KvReading(None, None, wrong=tuple(faults))
     secret, absent, wrong = fleet_secret(document, folder, environ, file.secret_file)
     if secret is None and not (absent or wrong):
         what = "secret_file: agents, gateways and the router share a secret; give it or HOMING_SECRET"
         absent.append(document.fault(("secret_file",), what))
-    return KvReading(file, secret, tuple(absent), (*document.faults, *wrong))
+    return KvReading(file, secret, tuple(absent), (*faults, *wrong))
 
 
 def load_kv_agent(path: Path, environ: Mapping[str, str]) -> AgentConfig:

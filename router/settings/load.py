@@ -7,7 +7,7 @@ import json
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -22,6 +22,17 @@ from router.settings.policy import Bound, Policy
 from router.settings.strategies import PLACES_BY_BOUND, parameters, resolve
 
 T = TypeVar("T", bound=BaseModel)
+
+# Keys that only one kind of file has at its top, and what to do with such a file. The router's has the last
+# two, of which one at least is in nearly all of them.
+_KINDS: Final = {
+    "kv_agent": "this is a KV agent's file; it goes with `homing kv-agent -c`",
+    "kv_gateway": "this is a KV gateway's file; it goes with `homing kv-gateway -c`",
+    "policy": "this is a policy; name it under `policies` in the router's config, or after `--policy`",
+    "keys": "this is a file of API keys; name it in the router's config, as `access.keys_file`",
+    "replicas": "this is a router's config; it goes with `homing serve -c`",
+    "policies": "this is a router's config; it goes with `homing serve -c`",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +163,10 @@ def checked(shape: type[T], document: Document) -> tuple[T | None, list[Fault]]:
     faults = list(document.faults)
     if document.value is None:
         return None, faults
+    kinds = [key for key in _KINDS if document.at(key) is not None]
+    if kinds and not any(key in shape.model_fields for key in kinds):
+        # Each of its keys would be called unknown.
+        return None, [*faults, document.fault((kinds[0],), _KINDS[kinds[0]])]
     malformed = {fault.line for fault in faults}
     try:
         value = shape.model_validate_json(json.dumps(document.value))

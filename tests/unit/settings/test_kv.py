@@ -8,6 +8,7 @@ from router.base.errors import SettingsError
 from router.kv.config import AgentConfig, GatewayConfig, KeepingConfig, Peer
 from router.settings.check import check_files, schema
 from router.settings.kv import load_kv_agent, load_kv_gateway
+from router.settings.load import load_config, load_policy
 
 SECRET = {"HOMING_SECRET": "a fleet's secret"}
 AGENT = "version: 1\nkv_agent: a\nsocket: /run/homing/a.sock\n"
@@ -109,6 +110,46 @@ def test_the_least_gateway_and_one_with_a_disk(folder):
 def test_faults_have_their_line_and_a_way_out(folder, text, fault):
     (line, *_) = faults(text, environ={} if "secret_file" in text else SECRET)
     assert fault in line
+
+
+ROUTER = "version: 1\nlisten: 127.0.0.1:0\nreplicas: []\n"
+POLICY = "version: 1\npolicy: mine\nstrategy: priced\n"
+KEYS = "version: 1\nkeys: []\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "load", "fault"),
+    [
+        (
+            GATEWAY,
+            load_kv_agent,
+            "kv.yaml:2: this is a KV gateway's file; it goes with `homing kv-gateway -c`",
+        ),
+        (AGENT, load_kv_gateway, "kv.yaml:2: this is a KV agent's file; it goes with `homing kv-agent -c`"),
+        (ROUTER, load_kv_agent, "kv.yaml:3: this is a router's config; it goes with `homing serve -c`"),
+        (AGENT, load_config, "kv.yaml:2: this is a KV agent's file; it goes with `homing kv-agent -c`"),
+        (POLICY, load_config, "kv.yaml:2: this is a policy; name it under `policies` in the router's config"),
+        (KEYS, load_config, "kv.yaml:2: this is a file of API keys; name it in the router's config"),
+        (ROUTER, load_policy, "kv.yaml:3: this is a router's config; it goes with `homing serve -c`"),
+    ],
+)
+def test_a_file_of_another_kind_is_told_what_it_is_for_and_not_that_its_keys_are_unknown(
+    folder, text, load, fault
+):
+    Path("kv.yaml").write_text(text)
+    with pytest.raises(SettingsError) as caught:
+        load("kv.yaml") if load is load_policy else load(
+            Path("kv.yaml"), *([SECRET] if load is not load_config else [])
+        )
+    (told,) = caught.value.faults
+    assert told.startswith(fault)
+
+
+def test_a_key_of_another_kind_in_a_file_is_one_that_is_unknown(folder):
+    assert faults(AGENT + "replicas: []\n") == [
+        "kv.yaml:4: unknown key 'replicas'; there is arena, keep, kv_agent, listen, max_block, metrics, mode,"
+        " peers, pull, push, secret_file, socket, verify_local, version",
+    ]
 
 
 def test_without_a_secret_nothing_starts(folder):
