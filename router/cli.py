@@ -90,6 +90,9 @@ def _engine(arguments: argparse.Namespace) -> int:
             pull_failures=arguments.pull_failures,
             p2p=arguments.kv_p2p,
         )
+    elif arguments.kv_p2p or arguments.pull_failures:
+        flag = "--kv-p2p" if arguments.kv_p2p else "--pull-failures"
+        raise HomingError(f"{flag}: there is no KV agent that it could be of; give --kv-agent")
     return run(serve(settings, arguments.host, arguments.port, kv=kv, ready=ready))
 
 

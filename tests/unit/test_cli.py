@@ -102,6 +102,15 @@ def test_input_that_is_refused_is_1_with_the_reason(arguments, says, folder, cap
     assert streams.out == ""
 
 
+@pytest.mark.parametrize("flag", [["--kv-p2p"], ["--pull-failures", "0.5"]])
+def test_what_a_simulated_kv_agent_does_is_not_asked_of_none(flag, capsys):
+    assert main(["engine", "--port", "0", *flag]) == 1
+    assert (
+        capsys.readouterr().err
+        == f"homing: {flag[0]}: there is no KV agent that it could be of; give --kv-agent\n"
+    )
+
+
 def test_explain_says_why_a_fresh_router_would_refuse(folder, taken, capsys):
     config = "version: 1\nreplicas: [{name: a, url: 'http://127.0.0.1:9'}]\nprobe: {timeout: 200ms}\n"
     (folder / "router.yaml").write_text(config)
