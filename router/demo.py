@@ -1,6 +1,7 @@
 """`homing demo`: simulated replicas with KV agents, the router, and agent sessions whose turns go home."""
 
 import asyncio
+import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -67,12 +68,15 @@ async def run_demo(*, keep: bool, stop_event: Callable[[], asyncio.Event]) -> in
     """Run it and print what happened; with `keep`, stay up until `stop_event()` is set."""
     stop = stop_event()
     async with AsyncExitStack() as stack:
+        stack.callback(logging.disable, logging.NOTSET)
         secret = secrets.token_bytes(32)
         replicas = [await stack.enter_async_context(_replica(number, secret)) for number in range(_REPLICAS)]
         for one in replicas:
             one.meet([_peer(other) for other in replicas if other is not one])
         choices = (_USUAL, _ANY) if keep else (_ANY,)
         router = await stack.enter_async_context(_running_router(replicas, secret, choices))
+        # When all end, one after the other, that one hangs up on the others is no news.
+        stack.callback(logging.disable, logging.WARNING)
         data = f"http://127.0.0.1:{router.dataplane.port}"
         admin = f"http://127.0.0.1:{router.admin.port}"
         print(f"{_REPLICAS} simulated vLLM replicas ({_MODEL}); router {data}; dashboard {admin}/")
@@ -244,9 +248,13 @@ def _report(rows: Sequence[_Row], drained: str, victim: str) -> str:
         f"Mean time to first token: first turns {_mean_ttft(cold):.0f} ms, at home {_mean_ttft(home):.0f} ms,"
         f" pulled {_mean_ttft(pulled):.0f} ms."
         f" {drained} was drained after turn {_DRAIN_AFTER}, {victim} killed after turn {_KILL_AFTER}:"
-        f" {len(pulled)} turns pulled their KV from another replica, {moved} failed over, none was lost."
+        f" {_turns(len(pulled))} pulled KV from another replica, {_turns(moved)} failed over, none was lost."
         f" Prompt tokens from cache: {hit:.0%}."
     )
+
+
+def _turns(number: int) -> str:
+    return f"{number} turn{'' if number == 1 else 's'}"
 
 
 def _mean_ttft(rows: Sequence[_Row]) -> float:
