@@ -14,7 +14,7 @@ SOURCES := pyproject.toml hatch_build.py $(shell find router policies -name '*.p
 TEST_TOOLS := h11 hypothesis opentelemetry-proto pytest pytest-asyncio pytest-timeout pytest-xdist trustme
 # Of the integration tests, those of what is compiled.
 COMPILED_TESTS := $(addprefix tests/,unit/core unit/dataplane unit/simulator unit/telemetry contract property \
-  $(addprefix integration/test_,relay.py trouble.py stream_errors.py isolation.py router.py queue.py strictness.py tls.py))
+  $(addprefix integration/test_,pairs.py relay.py trouble.py stream_errors.py isolation.py router.py queue.py strictness.py tls.py))
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-compiled lint types check smoke bench bench-memory race soak steady engine-bench engine-check engine-demo engine-env engine-test calibrate format wheel clean
