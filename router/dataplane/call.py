@@ -54,14 +54,17 @@ class Call(Receiver):
 
     async def ask(self, pool: Pool, parts: tuple[bytes | memoryview, ...]) -> Reply:
         """Send `parts`, head and body, and wait for the answer. Raises `CallError`."""
+        # Nothing is awaited in the midst of an exception: compiled code would leave it to whatever runs then.
+        broken: _BrokenError | None = None
         idle = pool.take()
         if idle is not None:
             try:
                 return await self._over(idle, parts)
             except _BrokenError as error:
-                if error.answered:
-                    raise await _looked_after(pool, error.why) from None
-                # The replica closed the idle connection as the request was on its way: it goes again.
+                broken = error
+            if broken.answered:
+                raise await _looked_after(pool, broken.why)
+            # The replica closed the idle connection as the request was on its way: it goes again.
         try:
             made = await pool.connect()
         except OSError as error:
@@ -69,7 +72,8 @@ class Call(Receiver):
         try:
             return await self._over(made, parts)
         except _BrokenError as error:
-            raise await _looked_after(pool, error.why) from None
+            broken = error
+        raise await _looked_after(pool, broken.why)
 
     def fail(self, outcome: Outcome, why: str) -> None:
         """Wait no longer."""
