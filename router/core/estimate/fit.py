@@ -38,9 +38,10 @@ class Fit:
     Where what was expected is right, an observation costs no more than a look.
     """
 
-    __slots__ = ("_bounds", "_covariance", "_logs", "_prior", "values")
+    __slots__ = ("_bounds", "_covariance", "_limits", "_logs", "_prior", "values")
 
     def __init__(self, coefficients: Sequence[Coefficient]) -> None:
+        self._limits = tuple((each.least, each.most) for each in coefficients)
         self._bounds = tuple((log(each.least), log(each.most)) for each in coefficients)
         self._prior = tuple(log(each.doubt) ** 2 for each in coefficients)
         self._covariance = [
@@ -72,7 +73,11 @@ class Fit:
         off = min(most, max(-most, log(times))) if times > 0.0 else -most
         for at, (least, greatest) in enumerate(self._bounds):
             self._logs[at] = min(greatest, max(least, self._logs[at] + spread[at] * gain * off))
-        self.values = tuple(map(exp, self._logs))
+        values: list[float] = []
+        for at, (lowest, highest) in enumerate(self._limits):
+            # What the logarithm of a bound stands for may be rounded beyond it.
+            values.append(min(highest, max(lowest, exp(self._logs[at]))))
+        self.values = tuple(values)
         if abs(off) == most:
             return True  # what is far off says that something is wrong, and makes nothing more certain
         # A little less certain than the observation left it, and never less than at the beginning: else all

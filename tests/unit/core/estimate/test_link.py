@@ -32,6 +32,13 @@ def test_whatever_it_is_told_it_takes_a_time_that_can_be(transfers: list[tuple[f
     assert 1e-13 <= link.byte_s <= 1e-4
 
 
+def test_a_path_beyond_all_fabrics_is_the_quickest_there_can_be_and_no_quicker() -> None:
+    link = Link(1e9, 0.01)
+    for _ in range(100):
+        link.observe(1e13, 0.01)
+    assert link.byte_s == 1e-13
+
+
 @pytest.mark.parametrize("seconds", [-5.0, 0.0, nan, inf])
 def test_a_clock_that_was_set_teaches_nothing(seconds: float) -> None:
     link = Link(1e9, 0.01)
