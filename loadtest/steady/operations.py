@@ -14,6 +14,9 @@ from loadtest.steady.fleet import TOKEN, Process, SteadyError, fleet, started
 KILLED: Final = "c"
 """The replica that is."""
 
+_TURNS: Final = 10
+"""Of a session."""
+
 
 async def operate(
     folder: Path, streams: int, workers: int, flags: Sequence[str], say: Callable[[str], None]
@@ -30,7 +33,9 @@ async def operate(
             started(folder / "router.log", "serve", "-c", str(config), *several) as first,
             _admin(first) as admin,
         ):
-            load = Load(lambda: [first.url], streams, Shape())
+            # Sessions end and others begin, or a replica that is added would have none: those that go on have
+            # no reason to leave their homes.
+            load = Load(lambda: [first.url], streams, Shape(turns=_TURNS))
             async with asyncio.TaskGroup() as group:
                 running = group.create_task(load.run())
                 await load.reached(2 * streams)
