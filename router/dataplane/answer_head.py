@@ -6,7 +6,7 @@ Knows no connection. What is odd is for the parser and whoever asked it to judge
 import re
 from typing import Final
 
-from router.dataplane.head import is_plain_value
+from router.dataplane.head import FEW_DIGITS, is_plain_value
 
 _DROPPED: Final = frozenset(
     {
@@ -30,7 +30,6 @@ _END: Final = b"\r\n\r\n"
 _JUDGED: Final = frozenset({b"location", b"content-encoding"})
 
 _STATUS: Final = re.compile(rb"HTTP/1\.1 ([2-5][0-9][0-9]) [ -~]*")
-_FEW_DIGITS: Final = 15
 _BODILESS: Final = (204, 304)
 
 # Replicas send few different lines, but for the date.
@@ -179,7 +178,7 @@ class AnswerHeads:
         if not colon or not is_plain_value(value):
             return None
         if name == b"content-length":
-            if not value.isdigit() or len(value) > _FEW_DIGITS:
+            if not value.isdigit() or len(value) > FEW_DIGITS:
                 return None
             line = _Line(_LENGTH, value, b"")
         elif name == b"transfer-encoding":
