@@ -5,7 +5,9 @@ import random
 import socket
 
 import pytest
+import uvloop
 
+from router.kv import channel as channels
 from router.kv import messages as m
 from router.kv.channel import Channel
 from router.kv.checksum import checksum
@@ -88,6 +90,35 @@ async def test_frames_and_payloads_arrive_in_order(pair):
     assert freed == [2, 3]
     assert sink.progress == len(data) + 5
     assert one.unsent == 0
+
+
+def test_a_question_is_read_before_the_next_burst_of_a_bulk_transfer_is_sent(monkeypatch):
+    monkeypatch.setattr(channels, "_BURST", 16 << 10)
+
+    async def questions():
+        """How many bytes of a bulk transfer are sent between each question and its being read."""
+        ends = *socket.socketpair(), *socket.socketpair()
+        for end in ends:
+            end.setblocking(False)
+        bulk, taker = (Channel(end, Records(), LIMITS) for end in ends[:2])
+        asked, asking = (Channel(end, Records(), LIMITS) for end in ends[2:])
+        asked_at, read_at = [], []
+        asked._sink.on_frame = lambda *_: read_at.append(bulk.bytes_out)
+
+        def ask():
+            asked_at.append(bulk.bytes_out)
+            asking.send(Type.PING, 1, m.Empty())
+
+        # The longest first: what is shorter than a burst would be sent here and now.
+        for number in range(64, 0, -1):
+            bulk.send(Type.BLOCK, number, m.Empty(), memoryview(bytes(3000 * number)), ask)
+        await until(lambda: len(read_at) == 64)
+        for channel in (bulk, taker, asked, asking):
+            channel.close("over")
+        return [read - at for at, read in zip(asked_at, read_at, strict=True)]
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(questions()) == [0] * 64
 
 
 async def test_a_payload_may_go_nowhere(pair):
