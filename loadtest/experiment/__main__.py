@@ -12,48 +12,11 @@ import argparse
 import logging
 from dataclasses import replace
 from random import Random
-from statistics import median
 
-from loadtest.experiment.arms import ARMS, Fleet, Outcome, play
+from loadtest.experiment.arms import ARMS
+from loadtest.experiment.simulated import Fleet, play
+from loadtest.experiment.tables import arms_table, turns_table
 from loadtest.experiment.workload import agent, workload
-from router.simulator.replay.report import table
-
-
-def arms(fleet: Fleet, requests: int, seeds: int) -> str:
-    """The table of the arms: medians over the seeds."""
-    rows = [["arm", "TTFT p50", "p95", "hit rate", "prefill tokens", "prefill work"]]
-    base: list[Outcome] = []
-    for arm in ARMS:
-        outcomes = [
-            play(arm, workload(requests, fleet.seed + seed), replace(fleet, seed=fleet.seed + seed))
-            for seed in range(seeds)
-        ]
-        base = base or outcomes
-        work = median(
-            one.computed_tokens / off.computed_tokens - 1.0 for one, off in zip(outcomes, base, strict=True)
-        )
-        rows.append(
-            [
-                arm,
-                f"{median(one.ttft_s(0.5) for one in outcomes) * 1000:.0f} ms",
-                f"{median(one.ttft_s(0.95) for one in outcomes) * 1000:.0f} ms",
-                f"{median(one.hit_rate for one in outcomes):.0%}",
-                f"{median(one.computed_tokens for one in outcomes):.0f}",
-                f"{work:+.0%}",
-            ]
-        )
-    return "\n".join(table(rows))
-
-
-def one_agent(fleet: Fleet) -> str:
-    """The table of one agent's eight turns, alone on the fleet."""
-    item = agent(Random(fleet.seed), "agent")
-    rows = [["arm", "prefill tokens", *(f"turn {turn + 1}" for turn in range(len(item.additions) + 1))]]
-    for arm in ARMS:
-        outcome = play(arm, [item], replace(fleet, concurrency=1))
-        times = [f"{one.ttft_s * 1000:.0f} ms" for one in outcome.answered]
-        rows.append([arm, f"{outcome.computed_tokens}", *times])
-    return "\n".join(table(rows))
 
 
 def main() -> None:
@@ -76,9 +39,12 @@ def main() -> None:
         kv_tokens=arguments.kv_tokens,
         seed=arguments.seed,
     )
-    print(arms(fleet, arguments.requests, arguments.seeds))
+    fleets = [replace(fleet, seed=fleet.seed + number) for number in range(arguments.seeds)]
+    items = {one.seed: workload(arguments.requests, one.seed) for one in fleets}
+    print(arms_table({arm: [play(arm, items[one.seed], one) for one in fleets] for arm in ARMS}))
     print()
-    print(one_agent(fleet))
+    alone = replace(fleet, concurrency=1)
+    print(turns_table({arm: play(arm, [agent(Random(fleet.seed), "agent")], alone) for arm in ARMS}))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What is asked: sessions that call tools, questions under one long system prompt, and others.
 
-Equal seeds give equal texts in equal order. A token of a simulated replica is four bytes.
+Equal seeds give equal texts in equal order. A token is so many bytes as who answers takes for one.
 """
 
 from dataclasses import dataclass, field
@@ -8,6 +8,7 @@ from random import Random
 from typing import Final
 
 TOKEN_BYTES: Final = 4
+"""A simulated replica's."""
 
 SYSTEM_TOKENS: Final = 4000
 QUESTION_TOKENS: Final = 40
@@ -39,38 +40,42 @@ class Item:
     """How long each of them takes."""
 
 
-def workload(requests: int, seed: int) -> list[Item]:
+def workload(requests: int, seed: int, token_bytes: int = TOKEN_BYTES) -> list[Item]:
     """Items of so many requests together, shuffled."""
     chance = Random(seed)
-    system = text(chance, SYSTEM_TOKENS)
+    system = text(chance, SYSTEM_TOKENS, token_bytes)
     counts = {kind: round(requests * share) for kind, share in SHARES.items()}
     items = [
-        Item("system", "", [_message("system", system), _message("user", text(chance, QUESTION_TOKENS))])
+        Item(
+            "system",
+            "",
+            [_message("system", system), _message("user", text(chance, QUESTION_TOKENS, token_bytes))],
+        )
         for _ in range(counts["system"])
     ]
-    items += [agent(chance, f"agent-{number}") for number in range(counts["agent"] // TURNS)]
+    items += [agent(chance, f"agent-{number}", token_bytes) for number in range(counts["agent"] // TURNS)]
     items += [
-        Item("question", "", [_message("user", text(chance, QUESTION_TOKENS))])
+        Item("question", "", [_message("user", text(chance, QUESTION_TOKENS, token_bytes))])
         for _ in range(counts["question"])
     ]
     chance.shuffle(items)
     return items
 
 
-def agent(chance: Random, session: str) -> Item:
+def agent(chance: Random, session: str, token_bytes: int = TOKEN_BYTES) -> Item:
     """An agent's session."""
     opening = [
-        _message("system", text(chance, AGENT_TOKENS // 2)),
-        _message("user", text(chance, AGENT_TOKENS // 2)),
+        _message("system", text(chance, AGENT_TOKENS // 2, token_bytes)),
+        _message("user", text(chance, AGENT_TOKENS // 2, token_bytes)),
     ]
-    added = [text(chance, TURN_TOKENS - ANSWER_TOKENS) for _ in range(TURNS - 1)]
+    added = [text(chance, TURN_TOKENS - ANSWER_TOKENS, token_bytes) for _ in range(TURNS - 1)]
     tools_s = [chance.expovariate(1.0 / TOOL_S) for _ in added]
     return Item("agent", session, opening, added, tools_s)
 
 
-def text(chance: Random, tokens: int) -> str:
+def text(chance: Random, tokens: int, token_bytes: int) -> str:
     """So many tokens that nobody else has."""
-    return chance.randbytes(tokens * TOKEN_BYTES // 2).hex()
+    return chance.randbytes(tokens * token_bytes // 2).hex()
 
 
 def _message(role: str, content: str) -> dict[str, str]:

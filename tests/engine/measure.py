@@ -4,8 +4,9 @@
 
 Prints time to first token of a prompt that is computed, lies here, or is pulled from another replica or from
 a gateway; what int8 loses of real KV; an engine with the connector beside one without, on prompts that nobody
-holds; and a chat's later turns before prefill and decode replicas, with what decode holds fetched back and
-without. Medians; ratios with a 95 % interval by bootstrap over pairs.
+holds; a chat's later turns before prefill and decode replicas, with what decode holds fetched back and
+without; and the published experiment, on three engines. Medians; ratios with a 95 % interval by
+bootstrap over pairs.
 """
 
 import argparse
@@ -22,11 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from support.real_cost import ASKS
 from support.real_cost import measure as measure_cost
 from support.real_engines import BLOCK, AgentProcess, GatewayProcess, Plan, Replica, fleet, text
+from support.real_experiment import measure as measure_experiment
 from support.real_pairs import DECODE, pairs
 from support.real_router import Router
 
@@ -285,7 +288,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
         "what",
-        choices=["pulls", "gateway", "int8", "cost", "inside", "pairs"],
+        choices=["pulls", "gateway", "int8", "cost", "inside", "pairs", "experiment"],
         nargs="?",
         help="all, if none is named",
     )
@@ -296,7 +299,12 @@ def main() -> None:
     )
     parser.add_argument("--only", choices=ASKS, help="of `cost`, one of its two kinds of rounds")
     parser.add_argument("--keep", type=Path, help="a file that rounds of `cost` are added to")
+    parser.add_argument("--requests", type=int, default=480, help="of `experiment`, in each arm")
+    parser.add_argument("--concurrency", type=int, default=24, help="of `experiment`, clients")
     arguments = parser.parse_args()
+
+    def experiment(folder: Path, rounds: int, apart: bool) -> None:
+        measure_experiment(folder, arguments.requests, arguments.concurrency)
 
     def cost(folder: Path, rounds: int, apart: bool) -> None:
         measure_cost(
@@ -315,6 +323,7 @@ def main() -> None:
         ("cost", cost),
         ("inside", inside),
         ("pairs", pair_turns),
+        ("experiment", experiment),
     ):
         if arguments.what in (None, name):
             with tempfile.TemporaryDirectory(prefix="homing-") as folder:

@@ -60,7 +60,7 @@ def running(replica: Replica) -> float:
 
 
 def computed(replica: Replica) -> float:
-    return replica.metrics().sum("vllm:prompt_tokens_by_source_total", source="local_compute")
+    return replica.metrics().computed_tokens()
 
 
 def turn(fleet: Fleet, messages: Messages, session: str, **more: Any) -> tuple[str, str, float, float]:

@@ -409,6 +409,10 @@ class Metrics:
         # One is never given out, and is not counted in the share.
         return round(self.sum("vllm:kv_cache_usage_perc") * (all_blocks - 1))
 
+    def computed_tokens(self) -> float:
+        """Prompt tokens that the engine computed."""
+        return self.sum("vllm:prompt_tokens_by_source_total", source="local_compute")
+
     def loaded_tokens(self) -> float:
         """Prompt tokens whose KV came through the connector."""
         return self.sum("vllm:prompt_tokens_by_source_total", source="external_kv_transfer")

@@ -73,8 +73,12 @@ class Router:
             return False
 
     @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
     def chat_url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/v1/chat/completions"
+        return f"{self.url}/v1/chat/completions"
 
     def admin(self, method: str, path: str, **more: Any) -> httpx.Response:
         headers = {"Authorization": f"Bearer {self.token}"}

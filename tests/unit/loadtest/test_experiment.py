@@ -6,7 +6,9 @@ from random import Random
 
 import pytest
 
-from loadtest.experiment.arms import Fleet, play
+from loadtest.experiment.clients import Answered, Outcome
+from loadtest.experiment.simulated import Fleet, play
+from loadtest.experiment.tables import arms_table, turns_table
 from loadtest.experiment.virtual import LoopClock, VirtualLoop
 from loadtest.experiment.workload import AGENT_TOKENS, TURN_TOKENS, TURNS, agent, workload
 
@@ -79,3 +81,34 @@ def test_an_agents_prompt_is_computed_once_where_its_kv_travels():
     later = [one.ttft_s for one in both.answered[1:]]
     assert max(later) < 2 * min(later) < both.answered[0].ttft_s
     assert affine.ttft_s(0.5) <= both.ttft_s(0.5)
+
+
+def test_a_token_is_as_many_bytes_as_who_answers_takes_for_one():
+    wide, narrow = (workload(100, 3, token_bytes) for token_bytes in (4, 1))
+    lengths = [
+        sorted(len(message["content"]) for item in items for message in item.opening)
+        for items in (wide, narrow)
+    ]
+    assert lengths[0] == [4 * length for length in lengths[1]]
+    assert max(lengths[1]) == 4000
+
+
+def test_tables_show_medians_over_seeds_beside_the_first_arm():
+    def outcome(computed: int, *times_s: float) -> Outcome:
+        answered = [
+            Answered("agent", turn, ttft_s, 1000, 250 * turn) for turn, ttft_s in enumerate(times_s, 1)
+        ]
+        return Outcome(tuple(answered), computed, 9.0)
+
+    off = [outcome(1000, 0.1, 0.2), outcome(2000, 0.3, 0.4), outcome(4000, 0.5, 0.6)]
+    both = [outcome(500, 0.01), outcome(500, 0.03), outcome(3000, 0.02)]
+    head, first, second = (line.split() for line in arms_table({"off": off, "both": both}).splitlines())
+    assert first == ["off", "400", "ms", "400", "ms", "38%", "2000", "+0%"]
+    assert second == ["both", "20", "ms", "20", "ms", "25%", "500", "-50%"]
+    assert head[-2:] == ["prefill", "work"]
+    assert turns_table({"off": off[0], "both": off[1]}).splitlines()[1].split()[:4] == [
+        "off",
+        "1000",
+        "100",
+        "ms",
+    ]
