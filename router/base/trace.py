@@ -5,6 +5,7 @@ Knows no spans and no sampling.
 
 import re
 from binascii import hexlify
+from random import Random
 from typing import Final, NamedTuple
 
 from router.base.values import Value
@@ -13,7 +14,16 @@ from router.base.values import Value
 _TRACEPARENT: Final = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-[!-~]*)?")
 
 TRACE_ID_BYTES: Final = 16
+TRACE_ID_DIGITS: Final = 2 * TRACE_ID_BYTES
 SPAN_ID_BYTES: Final = 8
+_IDS_DIGITS: Final = TRACE_ID_DIGITS + 1 + 2 * SPAN_ID_BYTES
+
+# Turns whose ids are drawn at once.
+_DRAWN: Final = 64
+_DRAWN_BYTES: Final = (_DRAWN + 1) * TRACE_ID_BYTES
+_STEP: Final = TRACE_ID_DIGITS + 1
+# No half of an id may be 0, which its last bit rules out.
+_NOT_ZERO: Final = int.from_bytes((b"\0" * 7 + b"\1") * (_DRAWN_BYTES // 8), "big")
 
 _SAMPLED: Final = 0x01
 _RANDOM: Final = 0x02
@@ -107,6 +117,28 @@ class Trace(Value):
         return line % (self.trace_id, span_id, self.flags) + self.told
 
 
+class FreshIds:
+    """Ids for traces that begin here, drawn and written out for many turns at once: every turn needs one."""
+
+    __slots__ = ("_at", "_digits", "_random")
+
+    def __init__(self, rng: Random) -> None:
+        self._random = rng.getrandbits
+        self._digits = b""
+        self._at = 0
+
+    def take(self) -> bytes:
+        """The ids of a trace and of a span in it, as a `traceparent` has them: in hex, a dash between."""
+        at = self._at
+        if at + _IDS_DIGITS > len(self._digits):
+            drawn = self._random(8 * _DRAWN_BYTES) | _NOT_ZERO
+            self._digits = hexlify(drawn.to_bytes(_DRAWN_BYTES, "big"), b"-", TRACE_ID_BYTES)
+            at = 0
+        self._at = at + _STEP
+        # A span's id is the first half of the next trace's, as random as any within its own trace.
+        return self._digits[at : at + _IDS_DIGITS]
+
+
 def parse_traceparent(value: bytes) -> Parent | None:
     """What a `traceparent` says; `None` where it says nothing that is to be gone by."""
     match = _TRACEPARENT.fullmatch(value.strip())
@@ -125,10 +157,9 @@ def unsampled(told: bytes) -> Trace:
 
 
 def unsampled_line(ids: bytes) -> bytes:
-    """The header line that keeps a replica from recording what is not recorded here. `ids` are the 16 bytes
-    of the trace's and the 8 of the span's."""
-    # Every turn of which nothing is recorded pays for this.
-    return b"traceparent: 00-" + hexlify(ids, b"-", -TRACE_ID_BYTES) + b"-00\r\n"
+    """The header line that keeps a replica from recording what is not recorded here. `ids` as `FreshIds` has
+    them."""
+    return b"traceparent: 00-" + ids + b"-00\r\n"
 
 
 def sampled_flags(parent: Parent | None) -> int:

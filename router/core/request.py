@@ -113,3 +113,8 @@ class Turn(Value):
         """Its place in a trace, for those who record; `None` where nobody does."""
         self.one_way: Final = one_way
         """Nothing will be known of what decode holds after this turn: its stream does not say."""
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether there are spans of it."""
+        return self.trace is not None and self.trace.sampled

@@ -763,10 +763,8 @@ class Exchange(Receiver):
             self._handoff.close()
         if self._head.request_id is not None:
             self._plane.release_request_id(self._request_id)
-        if self._routed is not None:
-            trace = self._routed.turn.trace
-            if trace is not None and trace.sampled:
-                self._tell_trace(self._routed.turn, outcome)
+        if self._routed is not None and self._routed.turn.is_recorded:
+            self._tell_trace(self._routed.turn, outcome)
         self._client.finished(keep=self._keep)
 
     def _tell_trace(self, turn: Turn, outcome: Outcome | None) -> None:

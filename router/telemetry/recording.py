@@ -82,7 +82,7 @@ class Recording:
                 # must not give one id to two traces.
                 rng=Random(),
             )
-            self.observer.add(self.tracing)
+            self.observer.trace_by(self.tracing)
             self.sections += (partial(trace_metrics, self.span_export),)
 
     def use(self, headers: Iterable[tuple[str, str]]) -> None:

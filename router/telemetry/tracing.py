@@ -1,8 +1,8 @@
 """Traces of turns: which are recorded, and a span for each, for its attempts, its prefills and its wait.
 
-An observer of the engine, and what the data plane asks for a turn's place in its client's trace. It keeps
-nothing of a turn between calls: all that spans have in common is in the turn's `Trace`. Knows no collector;
-finished spans go to a sink, encoded. `docs/tracing.md` shows what comes of it.
+Told of recorded turns by `fanout.py`, and asked by the data plane for a turn's place in its client's trace.
+It keeps nothing of a turn between calls: all that spans have in common is in the turn's `Trace`. Knows no
+collector; finished spans go to a sink, encoded. `docs/tracing.md` shows what comes of it.
 """
 
 import time
@@ -17,8 +17,8 @@ from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
 import router
 from router.base.errors import ErrorKind
 from router.base.trace import (
-    SPAN_ID_BYTES,
-    TRACE_ID_BYTES,
+    TRACE_ID_DIGITS,
+    FreshIds,
     Trace,
     parse_traceparent,
     sampled_flags,
@@ -27,7 +27,6 @@ from router.base.trace import (
 )
 from router.core.decide import Decision
 from router.core.observe import Ended, Outcome, Prefilled, WaitEnd
-from router.core.observer import Silent
 from router.core.request import Turn
 from router.telemetry.otlp import Attributes, SpanKind, Value, span
 from router.telemetry.span_fields import (
@@ -47,13 +46,7 @@ from router.telemetry.tenants import tenant_names
 
 _NS: Final = 1e9
 _MASK64: Final = (1 << 64) - 1
-
-_IDS_BYTES: Final = TRACE_ID_BYTES + SPAN_ID_BYTES
-_HALF: Final = TRACE_ID_BYTES // 2
-# Neither of a trace's ids and its first span's may be 0, which the last bit of each rules out.
-_NOT_ZERO: Final = 1 << 8 * SPAN_ID_BYTES | 1
-# A span's own id leaves room for those that follow it.
-_SPAN_MASK: Final = (1 << 63) - 1
+_HALF: Final = TRACE_ID_DIGITS // 2
 
 
 class Sink(Protocol):
@@ -75,13 +68,14 @@ def resource_attributes() -> list[tuple[str, Value]]:
     return [(name, value) for name, value in found.items() if isinstance(value, str)]
 
 
-class Tracing(Silent):
-    """An `Observer`. `now` is the engine's clock, `wall_ns` Unix nanoseconds."""
+class Tracing:
+    """A `SpanMaker`. `now` is the engine's clock, `wall_ns` Unix nanoseconds."""
 
     __slots__ = (
         "_bound",
-        "_bound_bytes",
+        "_bound_digits",
         "_follow",
+        "_ids",
         "_now",
         "_random",
         "_sink",
@@ -109,29 +103,29 @@ class Tracing(Silent):
         # The SDK's own, so that whoever samples by trace id beside us picks the same.
         self._bound = TraceIdRatioBased.get_bound_for_rate(sample)
         # As the second half of a trace id is compared with it; beyond all of them where each is recorded.
-        self._bound_bytes = self._bound.to_bytes(_HALF, "big") if self._bound <= _MASK64 else b"\xff" * 9
+        self._bound_digits = b"%016x" % self._bound if self._bound <= _MASK64 else b"g"
         self._follow = follow
         self._tenant = tenant_names(secret)
         self._url_of = url_of
         self._now = now
         self._random = rng.getrandbits
+        self._ids = FreshIds(rng)
         self._wall_ns = wall_ns
 
     def begin(self, traceparent: bytes | None, tracestate: bytes) -> Trace:
         """A turn's place in the trace that its headers name, or in one of its own."""
         parent = parse_traceparent(traceparent) if traceparent is not None else None
         if parent is None:
-            bits = self._random(8 * _IDS_BYTES) | _NOT_ZERO
-            ids = bits.to_bytes(_IDS_BYTES, "big")
-            if ids[_HALF:TRACE_ID_BYTES] >= self._bound_bytes:
+            ids = self._ids.take()
+            if ids[_HALF:TRACE_ID_DIGITS] >= self._bound_digits:
                 return unsampled(unsampled_line(ids))
-            trace_id, span_id = bits >> 8 * SPAN_ID_BYTES, bits & _SPAN_MASK
-            return Trace(trace_id, span_id, 0, sampled_flags(None), "", True, b"", self._now())
+            trace_id = int(ids[:TRACE_ID_DIGITS], 16)
+            return Trace(trace_id, self._new_span_id(), 0, sampled_flags(None), "", True, b"", self._now())
         state = b"tracestate: %b\r\n" % tracestate if tracestate else b""
         if parent.sampled if self._follow else parent.trace_id & _MASK64 < self._bound:
             return Trace(
                 parent.trace_id,
-                self._random(63) + 1,
+                self._new_span_id(),
                 parent.span_id,
                 sampled_flags(parent),
                 tracestate.decode("latin-1"),
@@ -140,9 +134,12 @@ class Tracing(Silent):
                 self._now(),
             )
         # Nothing of ours stands between the client and the replica. Another flag needs another id.
-        span_id = self._random(63) + 1 if parent.sampled else parent.span_id
-        ids = (parent.trace_id << 8 * SPAN_ID_BYTES | span_id).to_bytes(_IDS_BYTES, "big")
-        return unsampled(unsampled_line(ids) + state)
+        span_id = self._new_span_id() if parent.sampled else parent.span_id
+        return unsampled(unsampled_line(b"%032x-%016x" % (parent.trace_id, span_id)) + state)
+
+    def _new_span_id(self) -> int:
+        """Leaves room for the ids that follow it."""
+        return self._random(63) + 1
 
     def over(
         self,

@@ -107,7 +107,7 @@ class Path:
         )
         tracing = _tracing(traced, clock) if traced is not None else None
         if tracing is not None:
-            observers.add(tracing)
+            observers.trace_by(tracing)
         pulls = PullBook(plans[0].pull)
         self.engine = Engine(plans, rng=Random(1), observer=observers, pullbook=pulls, holdings=Holdings())
         specs = [ReplicaSpec(ReplicaId(f"r{n}"), f"http://r{n}:8000") for n in range(load.upstreams)]

@@ -1,6 +1,16 @@
+from random import Random
+
 import pytest
 
-from router.base.trace import Parent, Trace, parse_traceparent, sampled_flags, unsampled, unsampled_line
+from router.base.trace import (
+    FreshIds,
+    Parent,
+    Trace,
+    parse_traceparent,
+    sampled_flags,
+    unsampled,
+    unsampled_line,
+)
 
 TRACE = 0x4BF92F3577B34DA6A3CE929D0E0E4736
 SPAN = 0x00F067AA0BA902B7
@@ -76,8 +86,17 @@ def test_what_is_written_is_read_again():
     assert parse_traceparent(value) == Parent(TRACE, 0x12, 3)
 
 
+def test_ids_are_new_beyond_what_is_drawn_at_once():
+    ids, again = FreshIds(Random(1)), FreshIds(Random(1))
+    taken = [ids.take() for _ in range(1000)]
+    assert taken == [again.take() for _ in range(1000)]
+    parents = [parse_traceparent(b"00-" + one + b"-01") for one in taken]
+    assert len({parent.trace_id for parent in parents if parent is not None}) == 1000
+    assert len({parent.span_id for parent in parents if parent is not None}) == 1000
+
+
 def test_a_turn_that_is_not_recorded_tells_the_same_of_each_attempt():
-    line = unsampled_line(TRACE.to_bytes(16, "big") + SPAN.to_bytes(8, "big"))
+    line = unsampled_line(GOOD[3:-1])
     assert line == b"traceparent: " + GOOD + b"00\r\n"
     trace = unsampled(line + b"tracestate: a=1\r\n")
     assert not trace.sampled

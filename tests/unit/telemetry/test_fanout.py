@@ -4,6 +4,7 @@ import pytest
 
 from router.base.errors import ErrorKind
 from router.base.ids import ReplicaId, SessionKey
+from router.base.trace import Trace, unsampled
 from router.core.decide import Decision
 from router.core.observe import Ended, HealthChange, Outcome, Prefilled, WaitEnd
 from router.core.observer import Observer
@@ -11,6 +12,7 @@ from router.core.request import Turn
 from router.telemetry.fanout import Fanout
 
 A, B = ReplicaId("a"), ReplicaId("b")
+RECORDED = unsampled(b"").replace(sampled=True)
 
 
 class Notes:
@@ -93,3 +95,51 @@ def test_one_that_raises_is_detached_and_reported_once_and_the_others_go_on(
     assert "x broke" in caplog.text
     assert [entry for entry in book if entry[0] == "y"] == [("y", fact) for fact in FACTS * 2]
     assert [entry for entry in book if entry[0] == "x"] == [("x", f) for f in FACTS[: FACTS.index(fact)]]
+
+
+SPANS = ("waited", "ended", "prefilled")
+
+
+@pytest.fixture
+def tell_of(
+    turn: Turn, decided: Callable[..., Decision], ended: Callable[..., Ended]
+) -> Callable[[Observer, Trace | None], None]:
+    """What a span may be made of, told of a turn with this trace."""
+
+    def tell(observer: Observer, trace: Trace | None) -> None:
+        traced = turn.replace(trace=trace)
+        observer.on_waited(traced, 0.5, WaitEnd.DISPATCHED)
+        observer.on_ended(ended(decided()).replace(turn=traced))
+        observer.on_prefilled(
+            Prefilled(traced, decided(), B, 0, 9, 0, None, Outcome.COMPLETED, None, 1.0, 1.0)
+        )
+
+    return tell
+
+
+@pytest.mark.parametrize(("trace", "heard"), [(RECORDED, SPANS), (unsampled(b""), ()), (None, ())])
+def test_who_makes_spans_hears_of_recorded_turns_after_the_others(
+    trace: Trace | None, heard: tuple[str, ...], tell_of: Callable[[Observer, Trace | None], None]
+) -> None:
+    book: list[tuple[str, str]] = []
+    fanout = Fanout([Notes("x", book)])
+    fanout.trace_by(Notes("spans", book))
+    fanout.add(Notes("y", book))
+    tell_of(fanout, trace)
+    names = ("x", "y", "spans") if heard else ("x", "y")
+    assert book == [(name, fact) for fact in SPANS for name in names]
+
+
+@pytest.mark.parametrize("fact", SPANS)
+def test_who_makes_spans_and_raises_is_detached_and_the_others_go_on(
+    fact: str, tell_of: Callable[[Observer, Trace | None], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    book: list[tuple[str, str]] = []
+    fanout = Fanout([Notes("x", book)])
+    fanout.trace_by(Notes("spans", book, raises_at=fact))
+    tell_of(fanout, RECORDED)
+    tell_of(fanout, RECORDED)
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert [entry for entry in book if entry[0] == "x"] == [("x", fact) for fact in SPANS * 2]
+    heard = SPANS[: SPANS.index(fact)]
+    assert [entry for entry in book if entry[0] == "spans"] == [("spans", one) for one in heard]

@@ -21,7 +21,9 @@ WALL_NS = 1_700_000_000_000_000_000
 class Made:
     """A `Tracing` at a time that stands still, and what it made."""
 
-    def __init__(self, sample: float = 1.0, *, follow: bool = True, seed: int = 1) -> None:
+    def __init__(
+        self, sample: float = 1.0, *, follow: bool = True, seed: int = 1, rng: Random | None = None
+    ) -> None:
         self.now = 100.0
         self.spans: list[bytes] = []
         self.tracing = Tracing(
@@ -31,7 +33,7 @@ class Made:
             secret=b"s",
             url_of=lambda replica: "http://10.0.0.1:8000" if replica == "a" else None,
             now=lambda: self.now,
-            rng=Random(seed),
+            rng=rng or Random(seed),
             wall_ns=lambda: WALL_NS,
         )
 
@@ -70,8 +72,7 @@ class Worst(Random):
 @pytest.mark.parametrize("bit", [0, 1])
 @pytest.mark.parametrize("sample", [0.0, 1.0])
 def test_no_id_is_0_or_beyond_its_bounds_whatever_chance_says(bit, sample):
-    made = Made(sample)
-    made.tracing._random = Worst(bit).getrandbits
+    made = Made(sample, rng=Worst(bit))
     trace = made.tracing.begin(None, b"")
     told = parse_traceparent(trace.lines(0).partition(b": ")[2])
     assert told is not None
@@ -133,7 +134,6 @@ def test_a_turn_is_a_span_and_has_those_of_its_wait_and_attempts_in_it(turn, dec
     made.now += 2.0
     made.tracing.on_waited(turn, 1.5, WaitEnd.DISPATCHED)
     decision = decided(attempt=1)
-    made.tracing.on_decision(turn, decision)
     made.now += 3.0
     made.tracing.on_ended(ended(decision, Outcome.CUT, duration_s=2.5).replace(turn=turn))
     made.tracing.over(
