@@ -29,6 +29,9 @@ _SAMPLED: Final = 0x01
 _RANDOM: Final = 0x02
 """The trace id is random to its last bit: for whoever samples by it."""
 
+# A header line's, by the flags.
+_ENDS: Final = (b"-00\r\n", b"-01\r\n", b"-02\r\n", b"-03\r\n")
+
 # Ids within a turn follow each other, so that the attempt that has a replica's id needs no book.
 _WAIT: Final = 1
 _ATTEMPTS: Final = 2
@@ -66,7 +69,7 @@ class Trace(Value):
 
     def __init__(
         self,
-        trace_id: int,
+        trace_id: bytes,
         span_id: int,
         parent_id: int,
         flags: int,
@@ -113,8 +116,8 @@ class Trace(Value):
     def _lines(self, span_id: int) -> bytes:
         if not self.sampled:
             return self.told
-        line = b"traceparent: 00-%032x-%016x-%02x\r\n"
-        return line % (self.trace_id, span_id, self.flags) + self.told
+        ids = hexlify(self.trace_id + span_id.to_bytes(SPAN_ID_BYTES, "big"), b"-", -TRACE_ID_BYTES)
+        return b"traceparent: 00-" + ids + _ENDS[self.flags] + self.told
 
 
 class FreshIds:
@@ -153,7 +156,7 @@ def parse_traceparent(value: bytes) -> Parent | None:
 
 def unsampled(told: bytes) -> Trace:
     """The place of a turn of which nothing is recorded. Only what its replicas are told says where it is."""
-    return Trace(0, 0, 0, 0, "", False, told, 0.0)
+    return Trace(b"", 0, 0, 0, "", False, told, 0.0)
 
 
 def unsampled_line(ids: bytes) -> bytes:

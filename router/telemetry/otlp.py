@@ -4,34 +4,33 @@ Written by hand: `docs/adr/0042-spans-encoded-by-hand.md` says why, and tests ho
 schema.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
+from functools import lru_cache
 from struct import Struct
 from typing import Final
 
-Value = str | bool | int | float | tuple[str, ...] | tuple[float, ...]
-"""Of an attribute. Integers are of 64 bits."""
-
-_FIXED16: Final = Struct("<H").pack
-_FIXED32: Final = Struct("<I").pack
-_ID: Final = Struct(">Q").pack
 _DOUBLE: Final = Struct("<d").pack
-_TIMES: Final = Struct("<BQBQ").pack
+# A span's fields of a fixed size, together: its trace's id and its own, with its parent's or without, and its
+# kind, times and flags.
+_ROOT: Final = Struct(">H16sHQ").pack
+_CHILD: Final = Struct(">H16sHQHQ").pack
+_REST: Final = Struct("<BBBQBQHI").pack
 
 _MASK64: Final = (1 << 64) - 1
 
 # Tags of fields: their number and wire type in a byte, or in two.
-_SPAN_TRACE_ID: Final = b"\x0a\x10"  # and its length
-_SPAN_ID: Final = b"\x12\x08"
+_SPAN_TRACE_ID: Final = 0x0A10  # and its length
+_SPAN_ID: Final = 0x1208
 _SPAN_STATE: Final = b"\x1a"
-_SPAN_PARENT: Final = b"\x22\x08"
+_SPAN_PARENT: Final = 0x2208
 _SPAN_NAME: Final = b"\x2a"
-_SPAN_KIND: Final = b"\x30"
+_SPAN_KIND: Final = 0x30
 _SPAN_START: Final = 0x39
 _SPAN_END: Final = 0x41
 _SPAN_ATTRIBUTE: Final = b"\x4a"
 _SPAN_ERROR: Final = b"\x7a\x02\x18\x02"  # status {code: ERROR}
-_SPAN_FLAGS: Final = b"\x85\x01"
+_SPAN_FLAGS: Final = 0x0185
 _FIRST: Final = b"\x0a"
 _SECOND: Final = b"\x12"
 _BOOL: Final = b"\x10"
@@ -52,6 +51,7 @@ _MOST_VARINT: Final = 10
 _DOUBLE_BYTES: Final = 8
 
 _SHORT: Final = tuple([bytes((number,)) for number in range(0x80)])
+_MORE: Final = tuple([bytes((0x80 | number,)) for number in range(0x80)])
 
 
 class SpanKind(IntEnum):
@@ -65,58 +65,95 @@ class SpanKind(IntEnum):
 class Key:
     """An attribute's name, and how attributes of it begin, encoded once for all spans that have it."""
 
-    __slots__ = ("_double", "_kept", "_name", "_numbers", "_true", "name")
+    __slots__ = ("_kept", "_name", "double", "name", "numbers", "true")
 
     def __init__(self, name: str) -> None:
         self.name: Final = name
         self._name: Final = _text(_FIRST, name)
         # What comes before a number depends on how many bytes it takes.
-        self._numbers: Final = [self._before(_INT, size) for size in range(_MOST_VARINT + 1)]
-        self._double: Final = self._before(_FLOAT, _DOUBLE_BYTES)
-        self._true: Final = self._before(_BOOL, 1) + b"\x01"
-        self._kept: Final[dict[Value, bytes]] = {}
+        self.numbers: Final = [self._before(_INT, size) for size in range(_MOST_VARINT + 1)]
+        self.double: Final = self._before(_FLOAT, _DOUBLE_BYTES)
+        self.true: Final = self._whole(_BOOL + b"\x01")
+        self._kept: Final[dict[str | tuple[str, ...], bytes]] = {}
         """What was written for texts and lists of texts."""
 
-    def write(self, value: Value, parts: list[bytes]) -> None:
-        """Append the attribute, as a field of its span."""
-        if type(value) is str or (isinstance(value, tuple) and value and type(value[0]) is str):
-            written = self._kept.get(value)
-            parts.append(written if written is not None else self._keep(value))
-        elif type(value) is float:
-            parts.append(self._double)
-            parts.append(_DOUBLE(value))
-        elif isinstance(value, bool):
-            parts.append(self._true if value else self._whole(_value(value)))
-        elif isinstance(value, int):
-            number = _varint(value)
-            parts.append(self._numbers[len(number)])
-            parts.append(number)
-        else:
-            parts.append(self._whole(_value(value)))
+    def text(self, value: str) -> bytes:
+        """The attribute, as a field of its span."""
+        written = self._kept.get(value)
+        return written if written is not None else self._keep(value, _text(_FIRST, value))
+
+    def texts(self, value: tuple[str, ...]) -> bytes:
+        """As `text`, of a list."""
+        written = self._kept.get(value)
+        if written is not None:
+            return written
+        items = b"".join([_field(_FIRST, _text(_FIRST, each)) for each in value])
+        return self._keep(value, _field(_ARRAY, items))
+
+    def doubles(self, value: list[float]) -> bytes:
+        """As `text`, of a list of numbers."""
+        return self._whole(_field(_ARRAY, _DOUBLE_ITEM.join([b"", *_doubles(value)])))
 
     def _before(self, tag: bytes, size: int) -> bytes:
         """An attribute up to its value's content of so many bytes, `tag` being of its type."""
         whole = self._whole(tag + bytes(size))
         return whole[: len(whole) - size]
 
-    def _keep(self, value: Value) -> bytes:
-        written = self._whole(_value(value))
+    def _keep(self, value: str | tuple[str, ...], content: bytes) -> bytes:
+        written = self._whole(content)
         if len(written) <= _KEPT_BYTES and len(self._kept) < _MOST_KEPT:
             self._kept[value] = written
         return written
 
-    def _whole(self, value: bytes) -> bytes:
-        return _field(_SPAN_ATTRIBUTE, self._name + _field(_SECOND, value))
+    def _whole(self, content: bytes) -> bytes:
+        return _field(_SPAN_ATTRIBUTE, self._name + _field(_SECOND, content))
 
 
-Attributes = Sequence[tuple[Key, Value]]
+class Attributes:
+    """Of one span, each written as it is given: there are some tens, and nothing is made in between."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self) -> None:
+        self.parts: Final[list[bytes]] = []
+        """In this order, fields of the span."""
+
+    def text(self, key: Key, value: str) -> None:
+        self.parts.append(key.text(value))
+
+    def number(self, key: Key, value: int) -> None:
+        """Of 64 bits."""
+        written = _varint(value)
+        self.parts.append(key.numbers[len(written)])
+        self.parts.append(written)
+
+    def double(self, key: Key, value: float) -> None:
+        self.parts.append(key.double)
+        self.parts.append(_DOUBLE(value))
+
+    def true(self, key: Key) -> None:
+        self.parts.append(key.true)
+
+    def texts(self, key: Key, value: tuple[str, ...]) -> None:
+        self.parts.append(key.texts(value))
+
+    def doubles(self, key: Key, value: list[float]) -> None:
+        self.parts.append(key.doubles(value))
+
+    def terms(self, keys: tuple[Key, ...], values: list[float]) -> None:
+        """A number for each key, but for those that are 0."""
+        written = _doubles(values)
+        for at, key in enumerate(keys):
+            if values[at]:
+                self.parts.append(key.double)
+                self.parts.append(written[at])
 
 
 def span(
     name: str,
     kind: SpanKind,
     *,
-    trace_id: int,
+    trace_id: bytes,
     span_id: int,
     parent_id: int,
     remote_parent: bool,
@@ -128,28 +165,18 @@ def span(
     failed: bool,
 ) -> bytes:
     """One span as a field of its scope. `parent_id` is 0 where there is none; times are Unix nanoseconds."""
-    parts = [
-        _SPAN_TRACE_ID,
-        trace_id.to_bytes(16, "big"),
-        _SPAN_ID,
-        _ID(span_id),
-    ]
+    if parent_id:
+        ids = _CHILD(_SPAN_TRACE_ID, trace_id, _SPAN_ID, span_id, _SPAN_PARENT, parent_id)
+    else:
+        ids = _ROOT(_SPAN_TRACE_ID, trace_id, _SPAN_ID, span_id)
+    flags |= _REMOTE_KNOWN | _REMOTE if remote_parent and parent_id else _REMOTE_KNOWN
+    rest = _REST(_SPAN_KIND, kind, _SPAN_START, start_ns, _SPAN_END, end_ns, _SPAN_FLAGS, flags)
+    parts = [ids, _text(_SPAN_NAME, name), rest]
+    parts += attributes.parts
     if state:
         parts.append(_text(_SPAN_STATE, state))
-    if parent_id:
-        parts.append(_SPAN_PARENT)
-        parts.append(_ID(parent_id))
-    parts.append(_text(_SPAN_NAME, name))
-    parts.append(_SPAN_KIND)
-    parts.append(_SHORT[kind])
-    parts.append(_TIMES(_SPAN_START, start_ns, _SPAN_END, end_ns))
-    for key, value in attributes:
-        key.write(value, parts)
     if failed:
         parts.append(_SPAN_ERROR)
-    remote = _REMOTE if remote_parent and parent_id else 0
-    parts.append(_SPAN_FLAGS)
-    parts.append(_FIXED32(flags | _REMOTE_KNOWN | remote))
     return _field(_SECOND, b"".join(parts))
 
 
@@ -158,9 +185,10 @@ class Envelope:
 
     __slots__ = ("_resource", "_scope")
 
-    def __init__(self, resource: Iterable[tuple[str, Value]], scope: str, version: str) -> None:
+    def __init__(self, resource: Iterable[tuple[str, str]], scope: str, version: str) -> None:
         attributes = b"".join(
-            _field(_FIRST, _text(_FIRST, name) + _field(_SECOND, _value(value))) for name, value in resource
+            _field(_FIRST, _text(_FIRST, name) + _field(_SECOND, _text(_FIRST, value)))
+            for name, value in resource
         )
         self._resource = _field(_FIRST, attributes)
         self._scope = _field(_FIRST, _text(_FIRST, scope) + _text(_SECOND, version))
@@ -190,38 +218,24 @@ def _text(tag: bytes, text: str) -> bytes:
     return _field(tag, text.encode("utf-8", "replace"))
 
 
-def _value(value: Value) -> bytes:
-    """The content of an `AnyValue`."""
-    if type(value) is str:
-        return _text(_FIRST, value)
-    if type(value) is float:
-        return _FLOAT + _DOUBLE(value)
-    if isinstance(value, bool):
-        return _BOOL + _SHORT[value]
-    if isinstance(value, int):
-        return _INT + _varint(value)
-    if isinstance(value, tuple):
-        if value and type(value[0]) is float:
-            return _field(_ARRAY, b"".join([_DOUBLE_ITEM + _DOUBLE(each) for each in value]))
-        return _field(_ARRAY, b"".join([_field(_FIRST, _value(each)) for each in value]))
-    if isinstance(value, str):
-        return _text(_FIRST, value)
-    return _FLOAT + _DOUBLE(value)
+@lru_cache(maxsize=32)
+def _packer(count: int) -> Callable[..., bytes]:
+    return Struct(f"<{count}d").pack
+
+
+def _doubles(values: list[float]) -> list[bytes]:
+    """Each number's bytes."""
+    packed = _packer(len(values))(*values)
+    return [packed[at : at + _DOUBLE_BYTES] for at in range(0, len(packed), _DOUBLE_BYTES)]
 
 
 def _varint(number: int) -> bytes:
     """Seven bits a byte, the last first. A negative number as one of 64 bits."""
     if 0 <= number < 0x80:
         return _SHORT[number]
-    if 0 < number < 0x4000:
-        return _FIXED16(number & 0x7F | 0x80 | number >> 7 << 8)
-    number &= _MASK64
-    written = bytearray()
-    while number > 0x7F:
-        written.append(number & 0x7F | 0x80)
-        number >>= 7
-    written.append(number)
-    return bytes(written)
+    if number < 0:
+        number &= _MASK64
+    return _MORE[number & 0x7F] + _varint(number >> 7)
 
 
 _NUMBER: Final = 0

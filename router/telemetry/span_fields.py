@@ -17,7 +17,7 @@ from router.core.decide import Candidate, Decision
 from router.core.observe import FAILURES, Ended, Outcome, Prefilled, Usage, WaitEnd
 from router.core.price import lines, local_s
 from router.core.request import Turn
-from router.telemetry.otlp import Key, Value
+from router.telemetry.otlp import Attributes, Key
 
 _OPERATIONS: Final = {
     "/v1/chat/completions": "chat",
@@ -103,7 +103,16 @@ _MOVE_MS: Final = Key("homing.price.move_ms")
 _RESIDUE_MS: Final = Key("homing.price.residue_ms")
 _RISK_MS: Final = Key("homing.price.risk_ms")
 
-Fields = list[tuple[Key, Value]]
+_TERMS: Final = (
+    _WAIT_MS,
+    _FETCH_MS,
+    _COMPUTE_MS,
+    _CROWD_MS,
+    _DISPLACEMENT_MS,
+    _MOVE_MS,
+    _RESIDUE_MS,
+    _RISK_MS,
+)
 
 
 def route_of(path: str) -> str:
@@ -130,27 +139,28 @@ def turn_fields(
     decision: Decision | None,
     outcome: Outcome | None,
     tenant: Callable[[str], str],
-) -> Fields:
+) -> Attributes:
     """A turn as its client saw it. `decision` and `outcome` are the last attempt's; `None` where there was
     none, or where its end is not the turn's."""
-    fields: Fields = [(_METHOD, method), (_ROUTE, route_of(turn.path))]
+    fields = Attributes()
+    fields.text(_METHOD, method)
+    fields.text(_ROUTE, route_of(turn.path))
     if status:
-        fields.append((_STATUS, status))
+        fields.number(_STATUS, status)
     if refused is not None:
-        fields.append((_ERROR_TYPE, refused._value_))
+        fields.text(_ERROR_TYPE, refused._value_)
     elif has_failed(outcome):
         assert outcome is not None
-        fields.append((_ERROR_TYPE, outcome._value_))
+        fields.text(_ERROR_TYPE, outcome._value_)
     if turn.session is not None:
-        fields += ((_SESSION, turn.session), (_SESSION_SOURCE, turn.session_source))
+        fields.text(_SESSION, turn.session)
+        fields.text(_SESSION_SOURCE, turn.session_source)
     if turn.tenant != OPEN_TENANT:
-        fields.append((_TENANT, tenant(turn.tenant)))
+        fields.text(_TENANT, tenant(turn.tenant))
     if decision is not None:
-        fields += (
-            (_KIND, decision.kind._value_),
-            (_REPLICA, decision.replica),
-            (_ATTEMPTS, decision.attempt + 1),
-        )
+        fields.text(_KIND, decision.kind._value_)
+        fields.text(_REPLICA, decision.replica)
+        fields.number(_ATTEMPTS, decision.attempt + 1)
     return fields
 
 
@@ -165,11 +175,13 @@ def turn_failed(status: int, refused: ErrorKind | None, outcome: Outcome | None)
     return status >= 500 or has_failed(outcome) or (refused is not None and status < 400)
 
 
-def wait_fields(waited_s: float, end: WaitEnd) -> Fields:
+def wait_fields(waited_s: float, end: WaitEnd) -> Attributes:
     """A turn's wait in the router."""
-    fields: Fields = [(_WAITED, waited_s * 1000.0), (_WAIT_END, end._value_)]
+    fields = Attributes()
+    fields.double(_WAITED, waited_s * 1000.0)
+    fields.text(_WAIT_END, end._value_)
     if wait_failed(end):
-        fields.append((_ERROR_TYPE, end._value_))
+        fields.text(_ERROR_TYPE, end._value_)
     return fields
 
 
@@ -178,58 +190,56 @@ def wait_failed(end: WaitEnd) -> bool:
     return end in _FAILED_WAITS
 
 
-def _add_end(fields: Fields, outcome: Outcome, usage: Usage | None) -> None:
+def _add_end(fields: Attributes, outcome: Outcome, usage: Usage | None) -> None:
     """How it ended, and the tokens that the replica told."""
     if usage is not None:
-        for name, count in (
-            (_INPUT, usage.prompt_tokens),
-            (_OUTPUT, usage.completion_tokens),
-            (_CACHE_READ, usage.cached_tokens),
-        ):
-            if count is not None:
-                fields.append((name, count))
-    fields.append((_OUTCOME, outcome._value_))
+        if usage.prompt_tokens is not None:
+            fields.number(_INPUT, usage.prompt_tokens)
+        if usage.completion_tokens is not None:
+            fields.number(_OUTPUT, usage.completion_tokens)
+        if usage.cached_tokens is not None:
+            fields.number(_CACHE_READ, usage.cached_tokens)
+    fields.text(_OUTCOME, outcome._value_)
     if has_failed(outcome):
-        fields.append((_ERROR_TYPE, outcome._value_))
+        fields.text(_ERROR_TYPE, outcome._value_)
 
 
-def attempt_fields(ended: Ended, url: str | None) -> Fields:
+def attempt_fields(ended: Ended, url: str | None) -> Attributes:
     """One attempt: what was asked of the replica at `url`, why it was given the turn, and what came."""
     turn, decision, outcome = ended.turn, ended.decision, ended.outcome
     usage, ttft_s = ended.usage, ended.ttft_s
-    fields: Fields = []
+    fields = Attributes()
     operation = _OPERATIONS.get(turn.path)
     if operation is not None:
-        fields += ((_OPERATION, operation), (_PROVIDER_NAME, _PROVIDER))
+        fields.text(_OPERATION, operation)
+        fields.text(_PROVIDER_NAME, _PROVIDER)
     if turn.model:
-        fields.append((_MODEL, turn.model[:_MOST_CHARS]))
+        fields.text(_MODEL, turn.model[:_MOST_CHARS])
     if turn.stream:
-        fields.append((_STREAM, True))
+        fields.true(_STREAM)
     if turn.session is not None:
-        fields.append((_CONVERSATION, turn.session))
+        fields.text(_CONVERSATION, turn.session)
     if url is not None:
-        host, port = _place(url)
-        fields += ((_ADDRESS, host), (_PORT, port))
+        _add_place(fields, url)
     if ttft_s is not None:
-        fields.append((_FIRST_CHUNK, ttft_s))
+        fields.double(_FIRST_CHUNK, ttft_s)
     _add_end(fields, outcome, usage)
-    fields += (
-        (_REPLICA, decision.replica),
-        (_KIND, decision.kind._value_),
-        (_REASON, decision.reason),
-        (_POLICY, decision.policy),
-        (_ATTEMPT, decision.attempt),
-        (_CANDIDATES, len(decision.candidates)),
-        (_ESTIMATED, decision.prompt_tokens),
-        (_PREDICTED, decision.cached_tokens),
-    )
+    fields.text(_REPLICA, decision.replica)
+    fields.text(_KIND, decision.kind._value_)
+    fields.text(_REASON, decision.reason)
+    fields.text(_POLICY, decision.policy)
+    fields.number(_ATTEMPT, decision.attempt)
+    fields.number(_CANDIDATES, len(decision.candidates))
+    fields.number(_ESTIMATED, decision.prompt_tokens)
+    fields.number(_PREDICTED, decision.cached_tokens)
     if decision.home is not None:
-        fields.append((_HOME, decision.home))
+        fields.text(_HOME, decision.home)
     if decision.waited_s:
-        fields.append((_WAITED, decision.waited_s * 1000.0))
+        fields.double(_WAITED, decision.waited_s * 1000.0)
     if decision.pull is not None:
-        fields += ((_PULL_SOURCE, decision.pull.source), (_PULL_TOKENS, decision.pull.tokens))
-    fields += _bill(decision)
+        fields.text(_PULL_SOURCE, decision.pull.source)
+        fields.number(_PULL_TOKENS, decision.pull.tokens)
+    _add_bill(fields, decision)
     return fields
 
 
@@ -238,63 +248,57 @@ def prefill_name(turn: Turn) -> str:
     return f"prefill {turn.model[:_MOST_CHARS]}" if turn.model else "prefill"
 
 
-def prefill_fields(prefilled: Prefilled, url: str | None) -> Fields:
+def prefill_fields(prefilled: Prefilled, url: str | None) -> Attributes:
     """A paired turn's prompt at the prefill replica at `url`. Without the conventions' operation: that is the
     attempt's, and whoever counts by it would count the turn twice."""
     turn, usage, outcome = prefilled.turn, prefilled.usage, prefilled.outcome
-    fields: Fields = []
+    fields = Attributes()
     if turn.model:
-        fields.append((_MODEL, turn.model[:_MOST_CHARS]))
+        fields.text(_MODEL, turn.model[:_MOST_CHARS])
     if url is not None:
-        host, port = _place(url)
-        fields += ((_ADDRESS, host), (_PORT, port))
+        _add_place(fields, url)
     # What a prefill replica generates is one token, for nobody.
     _add_end(fields, outcome, usage.replace(completion_tokens=None) if usage is not None else None)
-    fields += (
-        (_REPLICA, prefilled.replica),
-        (_ATTEMPT, prefilled.number),
-        (_ESTIMATED, prefilled.prompt_tokens),
-        (_PREDICTED, prefilled.cached_tokens),
-    )
+    fields.text(_REPLICA, prefilled.replica)
+    fields.number(_ATTEMPT, prefilled.number)
+    fields.number(_ESTIMATED, prefilled.prompt_tokens)
+    fields.number(_PREDICTED, prefilled.cached_tokens)
     if prefilled.source is not None:
-        fields.append((_PULL_SOURCE, prefilled.source))
+        fields.text(_PULL_SOURCE, prefilled.source)
     return fields
 
 
-def _bill(decision: Decision) -> Fields:
+def _add_bill(fields: Attributes, decision: Decision) -> None:
     """What the chosen option is made of, and what the others would have cost."""
     if decision.price_list is None:
-        if decision.prices is None:
-            return []
-        at = next(at for at, one in enumerate(decision.candidates) if one.replica == decision.replica)
-        return [(_PRICE, float(decision.prices[at]))]
+        if decision.prices is not None:
+            at = next(at for at, one in enumerate(decision.candidates) if one.replica == decision.replica)
+            fields.double(_PRICE, float(decision.prices[at]))
+        return
     options = lines(
         _worth_showing(decision), decision.prompt_tokens, decision.home, decision.price_list, decision.pulls
     )
     way = "pull" if decision.pull is not None else "local"
-    fields: Fields = []
     for option in options:
         if option.replica == decision.replica and option.way == way:
-            fields.append((_PRICE_MS, option.price_ms))
-            for name, term in (
-                (_WAIT_MS, option.wait_ms),
-                (_FETCH_MS, option.fetch_ms),
-                (_COMPUTE_MS, option.compute_ms),
-                (_CROWD_MS, option.crowd_ms),
-                (_DISPLACEMENT_MS, option.displacement_ms),
-                (_MOVE_MS, option.move_ms),
-                (_RESIDUE_MS, option.residue_ms),
-                (_RISK_MS, option.risk_ms),
-            ):
-                # Most terms are nothing most of the time.
-                if term:
-                    fields.append((name, term))
-    fields += (
-        (_BILL_REPLICAS, tuple([option.replica for option in options])),
-        (_BILL_WAYS, tuple([option.way for option in options])),
-        (_BILL_PRICES, tuple([option.price_ms for option in options])),
-    )
-    return fields
+            fields.double(_PRICE_MS, option.price_ms)
+            # Most terms are nothing most of the time.
+            fields.terms(
+                _TERMS,
+                [
+                    option.wait_ms,
+                    option.fetch_ms,
+                    option.compute_ms,
+                    option.crowd_ms,
+                    option.displacement_ms,
+                    option.move_ms,
+                    option.residue_ms,
+                    option.risk_ms,
+                ],
+            )
+    fields.texts(_BILL_REPLICAS, tuple([option.replica for option in options]))
+    fields.texts(_BILL_WAYS, tuple([option.way for option in options]))
+    fields.doubles(_BILL_PRICES, [option.price_ms for option in options])
 
 
 def _worth_showing(decision: Decision) -> tuple[Candidate, ...]:
@@ -310,6 +314,12 @@ def _worth_showing(decision: Decision) -> tuple[Candidate, ...]:
     )
     kept = {one.replica for one in cheapest} | {decision.replica, decision.home or decision.replica}
     return tuple(one for one in candidates if one.replica in kept)
+
+
+def _add_place(fields: Attributes, url: str) -> None:
+    host, port = _place(url)
+    fields.text(_ADDRESS, host)
+    fields.number(_PORT, port)
 
 
 @lru_cache(maxsize=1024)

@@ -6,6 +6,7 @@ collector; finished spans go to a sink, encoded. `docs/tracing.md` shows what co
 """
 
 import time
+from binascii import unhexlify
 from collections.abc import Callable
 from random import Random
 from typing import Final, Protocol
@@ -17,6 +18,7 @@ from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
 import router
 from router.base.errors import ErrorKind
 from router.base.trace import (
+    TRACE_ID_BYTES,
     TRACE_ID_DIGITS,
     FreshIds,
     Trace,
@@ -28,7 +30,7 @@ from router.base.trace import (
 from router.core.decide import Decision
 from router.core.observe import Ended, Outcome, Prefilled, WaitEnd
 from router.core.request import Turn
-from router.telemetry.otlp import Attributes, SpanKind, Value, span
+from router.telemetry.otlp import Attributes, SpanKind, span
 from router.telemetry.span_fields import (
     UrlOf,
     attempt_fields,
@@ -55,7 +57,7 @@ class Sink(Protocol):
     def add(self, span: bytes) -> None: ...
 
 
-def resource_attributes() -> list[tuple[str, Value]]:
+def resource_attributes() -> list[tuple[str, str]]:
     """Who records: this router, or what `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` call it."""
     ours = Resource(
         {
@@ -119,12 +121,12 @@ class Tracing:
             ids = self._ids.take()
             if ids[_HALF:TRACE_ID_DIGITS] >= self._bound_digits:
                 return unsampled(unsampled_line(ids))
-            trace_id = int(ids[:TRACE_ID_DIGITS], 16)
+            trace_id = unhexlify(ids[:TRACE_ID_DIGITS])
             return Trace(trace_id, self._new_span_id(), 0, sampled_flags(None), "", True, b"", self._now())
         state = b"tracestate: %b\r\n" % tracestate if tracestate else b""
         if parent.sampled if self._follow else parent.trace_id & _MASK64 < self._bound:
             return Trace(
-                parent.trace_id,
+                parent.trace_id.to_bytes(TRACE_ID_BYTES, "big"),
                 self._new_span_id(),
                 parent.span_id,
                 sampled_flags(parent),

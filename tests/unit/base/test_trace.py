@@ -18,7 +18,9 @@ GOOD = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-"
 
 
 def make(**more: object) -> Trace:
-    return Trace(TRACE, 0x10, SPAN, 1, "a=1", True, b"tracestate: a=1\r\n", 0.0).replace(**more)
+    return Trace(TRACE.to_bytes(16, "big"), 0x10, SPAN, 1, "a=1", True, b"tracestate: a=1\r\n", 0.0).replace(
+        **more
+    )
 
 
 @pytest.mark.parametrize(

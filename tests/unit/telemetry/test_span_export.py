@@ -11,7 +11,7 @@ from support.collector import collector
 from support.plane import until
 
 from router.telemetry import span_export
-from router.telemetry.otlp import Envelope, SpanKind, span
+from router.telemetry.otlp import Attributes, Envelope, SpanKind, span
 from router.telemetry.points import Builder
 from router.telemetry.prometheus import render
 from router.telemetry.span_export import SpanExport, trace_metrics
@@ -21,8 +21,8 @@ SOON_S = 20.0
 
 def make(number: int, size: int = 0) -> bytes:
     return span(
-        str(number) + "x" * size, SpanKind.SERVER, trace_id=1, span_id=number + 1, parent_id=0,
-        remote_parent=False, flags=1, state="", start_ns=1, end_ns=2, attributes=[], failed=False,
+        str(number) + "x" * size, SpanKind.SERVER, trace_id=b"1" * 16, span_id=number + 1, parent_id=0,
+        remote_parent=False, flags=1, state="", start_ns=1, end_ns=2, attributes=Attributes(), failed=False,
     )  # fmt: skip
 
 

@@ -58,7 +58,8 @@ def test_a_share_of_the_traces_that_begin_here_is_recorded() -> None:
         assert trace.sampled is (parent.trace_id % (1 << 64) < 0.25 * (1 << 64))
         if trace.sampled:
             assert 0 < trace.span_id <= 1 << 63
-            assert (parent.trace_id, parent.span_id) == (trace.trace_id, trace.attempt_id(0))
+            assert parent.trace_id == int.from_bytes(trace.trace_id, "big")
+            assert parent.span_id == trace.attempt_id(0)
 
 
 class Worst(Random):
