@@ -24,8 +24,8 @@ from router.base.values import Value
 from router.dataplane.fingerprint import Message
 from router.dataplane.shape import MAX_OBJECTS, braces
 
-LEAST: Final = 8 * 1024
-"""Bytes of a body that is kept: a shorter one is read as quickly as it is compared."""
+LEAST: Final = 4 * 1024
+"""Bytes of a body that is kept: to go on from a shorter one takes about as long as to read it."""
 MOST: Final = 1 << 20
 """A longer one has bounds of its own (`shape`), and would take the place of too many."""
 

@@ -178,7 +178,7 @@ def test_only_new_messages_are_read():
     for turn in range(1, 6):
         messages = [{"role": "user", "content": LONG}] * turn
         body = json.dumps({"model": "m", "messages": messages}).encode()
-        assert len(reader.read(CHAT, body, OPEN_TENANT, SESSION).chain.hashes) == 1 + 3 * turn
+        assert len(reader.read(CHAT, body, OPEN_TENANT, SESSION).chain.hashes) == 1 + 2 * turn
     assert [size for size in decoded if size > LEAST] == [
         len(json.dumps({"model": "m", "messages": [{"role": "user", "content": LONG}]}))
     ]
@@ -221,7 +221,7 @@ def test_of_many_turns_the_first_and_the_latest_are_known():
     for turns in (0, 5 * MARKS - 3, 5 * MARKS - 2):
         news = stem.news(body(turns))
         assert news is not None
-        assert (news.messages, news.mark.note[0]) == ([], 1 + 3 + turns)
+        assert (news.messages, news.mark.note[0]) == ([], 1 + 2 + turns)
     assert (
         reader.read(CHAT, body(7), OPEN_TENANT, SESSION).chain.hashes[-1]
         == (RequestReader(body_fields=(), derive=True).read(CHAT, body(7), OPEN_TENANT).chain.hashes[-1])
