@@ -216,9 +216,11 @@ class StreamReader:
         return any(events.find(marker) >= 0 for marker in self._markers)
 
     def _learn_shape(self, piece: bytes) -> None:
-        """See whether this harmless piece and the one before differ in no more than a text."""
-        self._shapes -= 1
+        """See whether this harmless piece and the one before, if any, differ in no more than a text."""
         before, self._before = self._before, piece
+        if not before:
+            return
+        self._shapes -= 1
         head = piece[: common_length(before, piece)]
         head = head[: head.rfind(b':"') + 2]
         backwards = piece[: len(head) - 1 : -1]

@@ -30,10 +30,12 @@ class Outbox:
     closes a transport in order flushes before. What waits for one that is closing is dropped; that a request
     was, `forget` tells."""
 
-    __slots__ = ("_bytes", "_call_soon", "_dropped", "_parts", "_requests", "_transports")
+    __slots__ = ("_bytes", "_call_soon", "_dropped", "_flush", "_parts", "_requests", "_transports")
 
     def __init__(self) -> None:
         self._call_soon: Callable[[Callable[[], None]], object] | None = None
+        # Made once: a method that is looked up to be called later is a new object each time.
+        self._flush = self.flush
         self._transports: list[asyncio.Transport] = []
         self._parts: list[list[bytes | memoryview]] = []
         """What each of them is to send, in order."""
@@ -56,7 +58,7 @@ class Outbox:
             if self._call_soon is None:
                 transport.write(data)
                 return
-            self._call_soon(self.flush)
+            self._call_soon(self._flush)
         if transports and transports[-1] is transport:
             # The events of a stream, which often come several at once.
             self._parts[-1].append(data)
@@ -73,7 +75,7 @@ class Outbox:
             if self._call_soon is None:
                 transport.writelines(parts)
                 return
-            self._call_soon(self.flush)
+            self._call_soon(self._flush)
         self._put(transport, list(parts), request=True)
         if len(transports) >= _MOST:
             self.flush()
