@@ -66,14 +66,16 @@ class LastHead:
         head = Head(common.method, common.target, common.path, common.version)
         at = len(before)
         for number in range(len(changing)):
-            end = data.find(b"\r\n", at, at + _MAX_VALUE)
-            if end < 0:
-                return None
-            value, line, behind = data[at:end], changing[number], fixed[number + 1]
-            kind = line.kind
+            line, behind = changing[number], fixed[number + 1]
+            # Most are as long as the one that was learned. One that goes on behind a line's end is not plain.
+            size = len(line.value)
+            end = at + size
+            if size > _MAX_VALUE or data[end : end + len(behind)] != behind:
+                end = data.find(b"\r\n", at, at + _MAX_VALUE)
+                if end < 0 or data[end : end + len(behind)] != behind:
+                    return None
+            value, kind = data[at:end], line.kind
             at = end + len(behind)
-            if data[end:at] != behind:
-                return None
             if kind == header.LENGTH:
                 if not value.isdigit() or len(value) > FEW_DIGITS:
                     return None
