@@ -17,7 +17,17 @@ from router.base.values import Value
 from router.core.breaks import Break, Cause, find_difference
 from router.core.decide import Decision
 from router.core.model import Model
-from router.core.outline import CONTINUES, PROMPT, Describe, Drawing, Outline, Part, low_32, opening_shape
+from router.core.outline import (
+    CONTINUES,
+    PROMPT,
+    Describe,
+    Drawing,
+    Outline,
+    Part,
+    add_low_32,
+    low_32,
+    opening_shape,
+)
 from router.core.request import Chain, Turn
 
 # A session whose agents take turns under one id has so many conversations at once; those of more look broken.
@@ -221,7 +231,7 @@ class ChainWatch:
                 outline.extend(added)
                 outline.cut(_MOST_SEGMENTS)
                 del conversation.links[known:]
-                conversation.links.extend(low_32(chain.hashes[known : len(outline)]))
+                add_low_32(conversation.links, chain.hashes[known : len(outline)])
                 self._bytes += _SEGMENT_BYTES * (len(outline) - before)
                 self._shrink()
         if count > conversation.final or chain.ends[-1] > conversation.end:

@@ -50,11 +50,21 @@ _FIRST_MESSAGE: Final = _PARTS.index(Part.MESSAGE)
 """The first of the tags that are messages and no part of the system prompt."""
 _MESSAGES: Final = bytes(tag | more for tag in range(_FIRST_MESSAGE, len(_PARTS)) for more in (0, CONTINUES))
 
+_LOW_32: Final = 0xFFFF_FFFF
+_NONE: Final = array("I")
+"""A copy of it is made in a quarter of the time that a new one takes."""
+
 
 def low_32(hashes: Sequence[Any]) -> "array[int]":
     """32 bits of each of these hashes of 64."""
     # As objects, which they are: compiled code would look first whether each fits a register.
-    return array("I", [each & 0xFFFF_FFFF for each in hashes])
+    return array("I", [each & _LOW_32 for each in hashes])
+
+
+def add_low_32(to: "array[int]", hashes: Sequence[Any]) -> None:
+    """Put 32 bits of each at the end: for a few, in half the time that it takes to make an array of them."""
+    for each in hashes:
+        to.append(each & _LOW_32)
 
 
 class Outline:
@@ -157,22 +167,19 @@ class Drawing:
     __slots__ = ("own", "shapes", "tags")
 
     def __init__(self) -> None:
-        self.tags: list[int] = []
-        # Hashes of any width: compiled code holds them as objects.
-        self.own: list[Any] = []
-        self.shapes: list[Any] = []
+        self.tags = bytearray()
+        self.own = _NONE[:]
+        self.shapes = _NONE[:]
 
     def add(self, tag: int, own: Any, shape: Any) -> None:
-        """One more segment (`Outline.tags`, `own`, `shapes`)."""
+        """One more segment (`Outline.tags`, `own`, `shapes`), with hashes of any width."""
         self.tags.append(tag)
-        self.own.append(own)
-        self.shapes.append(shape)
+        self.own.append(own & _LOW_32)
+        self.shapes.append(shape & _LOW_32)
 
     def outline(self, skipped: int = 0) -> Outline:
         """What was drawn, but for the first so many segments."""
-        return Outline(
-            bytearray(self.tags[skipped:]), low_32(self.own[skipped:]), low_32(self.shapes[skipped:])
-        )
+        return Outline(self.tags[skipped:], self.own[skipped:], self.shapes[skipped:])
 
 
 Describe = Callable[[int], Outline | None]

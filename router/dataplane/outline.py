@@ -151,12 +151,7 @@ def _add(drawing: Drawing, payload: bytes, tag: int) -> None:
     bare = head.translate(_WITHOUT_DIGITS)
     if _GONE in bare:
         shape = _hash64(bare.replace(b"\xff", b""), rest)
-    drawing.tags.append(tag)
-    drawing.shapes.append(shape)
-    if size <= CHUNK:
-        drawing.own.append(own)
-        return
-    drawing.own.append(_hash64(payload[:CHUNK]))
+    drawing.add(tag, own if size <= CHUNK else _hash64(payload[:CHUNK]), shape)
     for at in range(CHUNK, size, CHUNK):
         drawing.add(tag | CONTINUES, _hash64(payload[at : at + CHUNK]), 0)
 

@@ -10,6 +10,7 @@ from router.core.outline import (
     Drawing,
     Outline,
     Part,
+    add_low_32,
     low_32,
     opening_shape,
 )
@@ -59,6 +60,9 @@ def test_hashes_of_any_width_are_cut_to_32_bits():
     assert (made.own[0], made.shapes[0]) == ((1 << 32) - 1, 0)
     assert list(low_32((3 << 40 | 5, 1, (1 << 64) - 2))) == [5, 1, (1 << 32) - 2]
     assert list(low_32(())) == []
+    some = low_32((7,))
+    add_low_32(some, (3 << 40 | 5, (1 << 64) - 2))
+    assert list(some) == [7, 5, (1 << 32) - 2]
     many = [(at << 33) + at for at in range(40)]
     assert list(low_32(many)) == list(range(40))
 
