@@ -18,7 +18,7 @@ last used together. A conversation is a run or two, however long it has become, 
 from array import array
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from heapq import heappop, heappush
 from typing import Any, Final
 
@@ -181,7 +181,7 @@ class PrefixIndex:
         resized.capacity_bytes = float("inf") if capacity_bytes is None else capacity_bytes
         self._trim(resized, _SPREAD)
 
-    def touch(self, shelf: int, hashes: Sequence[int], ends: Sequence[int]) -> None:
+    def touch(self, shelf: int, hashes: tuple[Any, ...], ends: tuple[int, ...]) -> None:
         """The shelf has just had this chain in use: all its segments, the root as the most recent.
 
         `ends` are prompt bytes up to and including each segment. A chain longer than the capacity is cut to
@@ -220,15 +220,19 @@ class PrefixIndex:
         while self._entries > self._max_segments:
             self._shed(self._entries - self._max_segments)
 
-    def _known(self, bit: int, hashes: Sequence[Any], count: int) -> int:
+    def _known(self, bit: int, hashes: tuple[Any, ...], count: int) -> int:
         """How many of the first `count` segments of a chain are listed: those up to one that is not."""
         masks = self._masks
-        if not count or masks.get(hashes[count - 1], 0) & bit:
+        if not count:
+            return 0
+        mask: int = masks.get(hashes[count - 1], 0)
+        if mask & bit:
             return count
         low, high = 0, count - 1
         while low < high:
             middle = (low + high) // 2
-            if masks.get(hashes[middle], 0) & bit:
+            mask = masks.get(hashes[middle], 0)
+            if mask & bit:
                 low = middle + 1
             else:
                 high = middle
@@ -238,8 +242,8 @@ class PrefixIndex:
         self,
         shelf: _Shelf,
         path: list[_Run],
-        hashes: Sequence[Any],
-        ends: Sequence[int],
+        hashes: tuple[Any, ...],
+        ends: tuple[int, ...],
         known: int,
         count: int,
     ) -> int:
@@ -283,7 +287,7 @@ class PrefixIndex:
         self._entries += added
         return added
 
-    def match(self, hashes: Sequence[int]) -> list[tuple[int, int]]:
+    def match(self, hashes: tuple[Any, ...]) -> list[tuple[int, int]]:
         """(shelf, leading segments held there), shallowest first; a shelf that holds none is left out."""
         found: list[tuple[int, int]] = []
         holders = self._open_bits
@@ -296,17 +300,18 @@ class PrefixIndex:
         # end of its own last turn.
         depth = 0
         while depth < count:
-            last = masks.get(hashes[count - 1], 0) & holders
-            if last == holders:
+            still: int = masks.get(hashes[count - 1], 0)
+            still &= holders
+            if still == holders:
                 break
-            low, high, still = depth, count - 1, last
+            low, high = depth, count - 1
             while low < high:
                 middle = (low + high) // 2
-                mask = masks.get(hashes[middle], 0) & holders
-                if mask == holders:
+                mask: int = masks.get(hashes[middle], 0)
+                if mask & holders == holders:
                     low = middle + 1
                 else:
-                    high, still = middle, mask
+                    high, still = middle, mask & holders
             if low:
                 _append_each(holders ^ still, low, found)
             if not still:

@@ -5,8 +5,7 @@ and host together: what the device gives up goes to the host, and so both are on
 two places.
 """
 
-from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from router.core.member import Member
 from router.core.memory import ShelfMemory
@@ -78,13 +77,13 @@ class Shelves:
 
     # --- prompts ------------------------------------------------------------------------------------
 
-    def touch(self, member: Member, hashes: Sequence[int], ends: Sequence[int]) -> None:
+    def touch(self, member: Member, hashes: tuple[Any, ...], ends: tuple[int, ...]) -> None:
         """It has computed this prompt."""
         self._index.touch(member.shelf, hashes, ends)
         if member.reach != member.shelf:
             self._index.touch(member.reach, hashes, ends)
 
-    def depths(self, hashes: Sequence[int]) -> dict[int, int]:
+    def depths(self, hashes: tuple[Any, ...]) -> dict[int, int]:
         """How many leading segments of a prompt each shelf lists, for those that list any."""
         depths: dict[int, int] = {}
         if hashes:

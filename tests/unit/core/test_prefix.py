@@ -376,7 +376,7 @@ def test_chains_that_have_hashes_in_common_which_they_ought_not_break_nothing(
 ) -> None:
     index = PrefixIndex(max_segments=9)
     shelf = index.open_shelf(capacity)
-    for hashes in chains:
+    for hashes in map(tuple, chains):
         index.touch(shelf, hashes, tuple(range(1, len(hashes) + 1)))
         check_invariants(index, set())
         assert all(depth <= len(hashes) for _, depth in index.match(hashes))
