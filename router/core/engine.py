@@ -45,11 +45,11 @@ from router.core.teller import Teller
 from router.core.ticket import Ticket
 from router.core.upkeep import Upkeep
 from router.core.views import Views
-from router.core.waiting import Rank, Waiting
+from router.core.waiting import Desk, Rank, Waiting
 from router.core.whereabouts import whereabouts
 
 
-class Engine:
+class Engine(Desk):
     """Decides for every turn, and keeps the books. Single-threaded; no method awaits.
 
     `plans[0]` is the default policy; `admit` and `decide` take the index of the one in force for a turn.

@@ -14,14 +14,14 @@ from router.core.pulling import Pulling
 from router.core.session import SessionTable
 from router.core.shelves import Shelves
 from router.core.teller import Teller
-from router.core.ticket import Ticket
+from router.core.ticket import Books, Ticket
 
 # Idle sessions are dropped so often and so many at once: more than can come in between.
 _EXPIRE_EVERY_S: Final = 0.05
 _EXPIRE_MOST: Final = 2048
 
 
-class Settling:
+class Settling(Books):
     """The books that tickets tell of their two moments. `pulling` is `None` where nothing is pulled."""
 
     __slots__ = (

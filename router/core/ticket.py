@@ -15,6 +15,8 @@ from router.core.request import Turn
 class Books(Protocol):
     """Who is told, once each, that a turn was accepted and that it ended."""
 
+    __slots__ = ()
+
     def accepted(self, ticket: "Ticket", now: float) -> None: ...
 
     def ended(self, ticket: "Ticket", outcome: Outcome, now: float, usage: Usage | None) -> None: ...

@@ -37,6 +37,8 @@ Rank: TypeAlias = tuple[float, float]
 class Desk(Protocol):
     """Who decides where turns go, gives them to replicas, and tells of what became of them."""
 
+    __slots__ = ()
+
     def choose(self, turn: Turn, now: float, plan: int, rank: Rank) -> Chosen: ...
 
     def admit(self, turn: Turn, now: float, *, plan: int = 0, chosen: Chosen | None = None) -> Ticket: ...
