@@ -65,7 +65,7 @@ class SpanKind(IntEnum):
 class Key:
     """An attribute's name, and how attributes of it begin, encoded once for all spans that have it."""
 
-    __slots__ = ("_kept", "_name", "double", "name", "numbers", "true")
+    __slots__ = ("_kept", "_lists", "_name", "double", "name", "numbers", "true")
 
     def __init__(self, name: str) -> None:
         self.name: Final = name
@@ -76,6 +76,8 @@ class Key:
         self.true: Final = self._whole(_BOOL + b"\x01")
         self._kept: Final[dict[str | tuple[str, ...], bytes]] = {}
         """What was written for texts and lists of texts."""
+        self._lists: Final[dict[int, bytes]] = {}
+        """What comes before a list of numbers that takes so many bytes."""
 
     def text(self, value: str) -> bytes:
         """The attribute, as a field of its span."""
@@ -90,9 +92,12 @@ class Key:
         items = b"".join([_field(_FIRST, _text(_FIRST, each)) for each in value])
         return self._keep(value, _field(_ARRAY, items))
 
-    def doubles(self, value: list[float]) -> bytes:
-        """As `text`, of a list of numbers."""
-        return self._whole(_field(_ARRAY, _DOUBLE_ITEM.join([b"", *_doubles(value)])))
+    def before_list(self, size: int) -> bytes:
+        """What comes before a list of numbers that takes so many bytes."""
+        before = self._lists.get(size)
+        if before is None:
+            before = self._lists[size] = self._before(_ARRAY + _varint(size), size)
+        return before
 
     def _before(self, tag: bytes, size: int) -> bytes:
         """An attribute up to its value's content of so many bytes, `tag` being of its type."""
@@ -138,15 +143,13 @@ class Attributes:
         self.parts.append(key.texts(value))
 
     def doubles(self, key: Key, value: list[float]) -> None:
-        self.parts.append(key.doubles(value))
-
-    def terms(self, keys: tuple[Key, ...], values: list[float]) -> None:
-        """A number for each key, but for those that are 0."""
-        written = _doubles(values)
-        for at, key in enumerate(keys):
-            if values[at]:
-                self.parts.append(key.double)
-                self.parts.append(written[at])
+        items: list[bytes | float] = []
+        for each in value:
+            items.append(_DOUBLE_ITEM)
+            items.append(each)
+        written = _list_packer(len(value))(*items)
+        self.parts.append(key.before_list(len(written)))
+        self.parts.append(written)
 
 
 def span(
@@ -219,14 +222,9 @@ def _text(tag: bytes, text: str) -> bytes:
 
 
 @lru_cache(maxsize=32)
-def _packer(count: int) -> Callable[..., bytes]:
-    return Struct(f"<{count}d").pack
-
-
-def _doubles(values: list[float]) -> list[bytes]:
-    """Each number's bytes."""
-    packed = _packer(len(values))(*values)
-    return [packed[at : at + _DOUBLE_BYTES] for at in range(0, len(packed), _DOUBLE_BYTES)]
+def _list_packer(count: int) -> Callable[..., bytes]:
+    """Packs so many numbers, each behind what an item of a list begins with."""
+    return Struct("<" + "3sd" * count).pack
 
 
 def _varint(number: int) -> bytes:

@@ -103,17 +103,6 @@ _MOVE_MS: Final = Key("homing.price.move_ms")
 _RESIDUE_MS: Final = Key("homing.price.residue_ms")
 _RISK_MS: Final = Key("homing.price.risk_ms")
 
-_TERMS: Final = (
-    _WAIT_MS,
-    _FETCH_MS,
-    _COMPUTE_MS,
-    _CROWD_MS,
-    _DISPLACEMENT_MS,
-    _MOVE_MS,
-    _RESIDUE_MS,
-    _RISK_MS,
-)
-
 
 def route_of(path: str) -> str:
     """The endpoint, one of few: what else a path holds is the client's."""
@@ -282,23 +271,23 @@ def _add_bill(fields: Attributes, decision: Decision) -> None:
     for option in options:
         if option.replica == decision.replica and option.way == way:
             fields.double(_PRICE_MS, option.price_ms)
-            # Most terms are nothing most of the time.
-            fields.terms(
-                _TERMS,
-                [
-                    option.wait_ms,
-                    option.fetch_ms,
-                    option.compute_ms,
-                    option.crowd_ms,
-                    option.displacement_ms,
-                    option.move_ms,
-                    option.residue_ms,
-                    option.risk_ms,
-                ],
-            )
+            _add_term(fields, _WAIT_MS, option.wait_ms)
+            _add_term(fields, _FETCH_MS, option.fetch_ms)
+            _add_term(fields, _COMPUTE_MS, option.compute_ms)
+            _add_term(fields, _CROWD_MS, option.crowd_ms)
+            _add_term(fields, _DISPLACEMENT_MS, option.displacement_ms)
+            _add_term(fields, _MOVE_MS, option.move_ms)
+            _add_term(fields, _RESIDUE_MS, option.residue_ms)
+            _add_term(fields, _RISK_MS, option.risk_ms)
     fields.texts(_BILL_REPLICAS, tuple([option.replica for option in options]))
     fields.texts(_BILL_WAYS, tuple([option.way for option in options]))
     fields.doubles(_BILL_PRICES, [option.price_ms for option in options])
+
+
+def _add_term(fields: Attributes, key: Key, term: float) -> None:
+    """Most terms are nothing most of the time."""
+    if term:
+        fields.double(key, term)
 
 
 def _worth_showing(decision: Decision) -> tuple[Candidate, ...]:
