@@ -18,6 +18,8 @@ _CHILD: Final = Struct(">H16sHQHQ").pack
 _REST: Final = Struct("<BBBQBQHI").pack
 
 _MASK64: Final = (1 << 64) - 1
+_LEAST: Final = -(1 << 63)
+_MOST: Final = (1 << 63) - 1
 
 # Tags of fields: their number and wire type in a byte, or in two.
 _SPAN_TRACE_ID: Final = 0x0A10  # and its length
@@ -127,8 +129,8 @@ class Attributes:
         self.parts.append(key.text(value))
 
     def number(self, key: Key, value: int) -> None:
-        """Of 64 bits."""
-        written = _varint(value)
+        """Of 64 bits; what has more, as a replica may count, is the one that comes nearest."""
+        written = _varint(min(max(value, _LEAST), _MOST))
         self.parts.append(key.numbers[len(written)])
         self.parts.append(written)
 

@@ -143,6 +143,21 @@ def test_a_lone_surrogate_is_replaced():
     assert only(write(state="a=\ud800")).trace_state == "a=?"
 
 
+@pytest.mark.parametrize(
+    ("given_number", "written"),
+    [
+        ((1 << 63) - 1, (1 << 63) - 1),
+        (1 << 63, (1 << 63) - 1),
+        ((1 << 64) + 5, (1 << 63) - 1),
+        (10**30, (1 << 63) - 1),
+        (-(10**30), -(1 << 63)),
+    ],
+)
+def test_a_number_of_more_than_64_bits_is_the_nearest_that_has_so_many(given_number, written):
+    one = only(write(attributes=attributes([("k", given_number)])))
+    assert one.attributes[0].value.int_value == written
+
+
 def test_a_subclass_of_text_or_number_is_what_it_is():
     class Text(str):
         __slots__ = ()
