@@ -92,7 +92,8 @@ def compile_modules(tree: Path, modules: Sequence[str], work: Path) -> list[str]
         )
         if os.name == "posix":
             for extension in extensions:
-                extension.extra_compile_args += FLAGS
+                # A list of its own: mypyc gives all extensions the same one.
+                extension.extra_compile_args = [*extension.extra_compile_args, *FLAGS]
         command = Distribution({"ext_modules": extensions}).get_command_obj("build_ext")
         command.inplace = True
         command.ensure_finalized()
