@@ -71,7 +71,7 @@ class LastHead:
             size = len(line.value)
             end = at + size
             if size > _MAX_VALUE or data[end : end + len(behind)] != behind:
-                end = data.find(b"\r\n", at, at + _MAX_VALUE)
+                end = data.find(b"\r\n", at, at + _MAX_VALUE + 2)
                 if end < 0 or data[end : end + len(behind)] != behind:
                     return None
             value, kind = data[at:end], line.kind
