@@ -1,8 +1,9 @@
 """Frames over a non-blocking socket, payloads straight from and to memory that the caller names.
 
 Serves asyncio and uvloop alike by reader and writer callbacks: an event loop's own transports copy what they
-cannot send at once. A callback moves a bounded number of bytes and returns, and sends after all else that
-its turn of the loop has to do: a bulk transfer delays nobody for long. Knows nothing of what messages mean.
+cannot send at once. A callback moves a bounded number of bytes and returns, and goes on with what a full
+socket did not take after all else that its turn of the loop has to do: a bulk transfer delays nobody for
+long. Knows nothing of what messages mean.
 """
 
 import asyncio
