@@ -7,8 +7,9 @@ be reached or gave no answer. Everything else is as it comes.
 import os
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
 from urllib.parse import quote
 
 import httpx
@@ -89,7 +90,12 @@ def routers() -> Mapping[str, Router]:
 # --- ours -------------------------------------------------------------------------------------------
 
 
-def _homing(setting: Setting) -> list[str]:
+def ours_with(**more: Any) -> Router:
+    """Ours, with more in its config than it has in the race."""
+    return replace(routers()[OURS], arguments=partial(_homing, **more))
+
+
+def _homing(setting: Setting, **more: Any) -> list[str]:
     _write_replicas(setting)
     config = {
         "version": 1,
@@ -98,6 +104,7 @@ def _homing(setting: Setting) -> list[str]:
         "policies": ["home"],
         "discovery": {"file": _REPLICAS_FILE},
         "probe": {"interval": "1s"},
+        **more,
     }
     path = setting.folder / "router.yaml"
     path.write_text(yaml.safe_dump(config))
