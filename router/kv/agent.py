@@ -10,13 +10,15 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from router.base.clock import Clock, SystemClock
 from router.base.tasks import TaskOwner
 from router.kv import messages as m
 from router.kv.agent_figures import PULL_SECONDS, agent_figures
-from router.kv.arena import ArenaOwner, Handle, arena_path, remove_leftovers
+from router.kv.arena import ArenaFault, ArenaOwner, Handle, arena_path, remove_leftovers
 from router.kv.breaker import BreakerState
 from router.kv.config import AgentConfig
 from router.kv.engines import EngineHub, Prospect
@@ -83,6 +85,7 @@ class Agent:
         self._hints_refused: Counter[str] = Counter()
         self._pull_seconds = Histogram(PULL_SECONDS)
         self._making = asyncio.Lock()
+        self._arena_made: asyncio.Future[ArenaOwner] | None = None
 
     async def start(self) -> None:
         """Listen and dial. Raises `OSError` where it cannot listen."""
@@ -109,9 +112,17 @@ class Agent:
         await self.tasks.close()
         for source in self.sources.values():
             source.close()
+        await self._give_up_arena()
         if self.shelf is not None:
             self.shelf.close()
             self.shelf = None
+
+    async def _give_up_arena(self) -> None:
+        """Of one whose engine left while it was made: the thread that makes it has gone on."""
+        made, self._arena_made = self._arena_made, None
+        if made is not None:
+            with suppress(ArenaFault):
+                (await made).close()
 
     # For the engines (`engines.Host`).
 
@@ -134,7 +145,11 @@ class Agent:
                 return m.Refused("namespace", text)
             slots = self.config.arena_bytes // space.block_bytes
             path = arena_path(self.config.arena_folder, self.config.name)
-            owner = await asyncio.to_thread(ArenaOwner, path, slots=slots, part_bytes=part_bytes, parts=parts)
+            await self._give_up_arena()
+            make = partial(ArenaOwner, path, slots=slots, part_bytes=part_bytes, parts=parts)
+            self._arena_made = asyncio.get_running_loop().run_in_executor(None, make)
+            owner = await asyncio.shield(self._arena_made)
+            self._arena_made = None
             policy = policy_of(self.config.keeping, slots * owner.arena.block_bytes)
             self.space, self.shelf = space, Shelf(owner, policy, self.hub.tell_gone)
             self._puller = Puller(self.shelf, self.clock, space, verify_local=self.config.verify_local)

@@ -791,3 +791,13 @@ async def test_a_query_names_only_blocks(fleet):
     )
     assert found.blocks == 0
     router.close()
+
+
+async def test_an_arena_whose_engine_left_while_it_was_made_is_given_back(fleet):
+    a = await fleet.agent("a")
+    made = asyncio.create_task(a.shelf_for(NAMESPACE, NAMESPACE.block_bytes, 1, alone=True))
+    await asyncio.sleep(0)
+    made.cancel()
+    await a.close()
+    assert made.cancelled()
+    assert not [path.name for path in a.config.arena_folder.iterdir() if "homing-arena" in path.name]
