@@ -119,10 +119,10 @@ class Agent:
 
     async def _give_up_arena(self) -> None:
         """Of one whose engine left while it was made: the thread that makes it has gone on."""
-        made, self._arena_made = self._arena_made, None
-        if made is not None:
+        if self._arena_made is not None:
             with suppress(ArenaFault):
-                (await made).close()
+                (await asyncio.shield(self._arena_made)).close()
+            self._arena_made = None
 
     # For the engines (`engines.Host`).
 
