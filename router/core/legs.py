@@ -8,13 +8,14 @@ from collections.abc import Iterable
 from typing import Final
 
 from router.base.ids import ReplicaId
+from router.core.claims import Claim
 from router.core.conditions import Conditions
 from router.core.decide import Candidate, FleetView, Pulls
 from router.core.leg import Leg
 from router.core.members import Members
 from router.core.model import Model
 from router.core.observe import FAILURES, Outcome, Prefilled, Usage
-from router.core.pairbook import PairBook, PairEnd
+from router.core.pairbook import PairBook, PairEnd, Unclaimed, Unreturned
 from router.core.pairing import Pairing, behind, choose, prices_of
 from router.core.plan import PairRules
 from router.core.policies import Policies
@@ -24,10 +25,13 @@ from router.core.request import Turn
 from router.core.shelves import Shelves
 from router.core.teller import Teller
 from router.core.ticket import Ticket
+from router.core.token_ids import TokenIds
 from router.core.views import Views
 
 # How the prefill ends of a replica that could not fetch what it was sent: it speaks against the path.
 _DECLINED: Final = frozenset({Outcome.SERVER_ERROR, Outcome.TIMEOUT})
+
+_UNKNOWN: Final = TokenIds(b"", 0)
 
 
 class Legs:
@@ -197,6 +201,66 @@ class Legs:
         rest_s = chosen.wait_s + curve.seconds(max(1, prompt_tokens - cached_tokens), prompt_tokens)
         size = int(came * self._book.transfers.token_bytes)
         return Pulled(came, size, max(LEAST_FETCH_S, now - leg.began - rest_s), came >= CAME * wanted)
+
+    # --- what decode holds --------------------------------------------------------------------------
+
+    def nothing_back(self, leg: Leg) -> None:
+        """Count why a leg has no claim. Once for a turn's prompt, however often it is given away."""
+        pairing = leg.pairing
+        cheaper = pairing.pulls is not None and pairing.pull is None
+        self._book.unreturned[Unreturned.CHEAPER if cheaper else Unreturned.NONE] += 1
+
+    def fetch_back(self, leg: Leg, ids: TokenIds | None, place: int) -> int:
+        """How many leading tokens of a prompt its replica is to fetch by the leg's claim, which is used from
+        now on; 0 where all is to be computed.
+
+        `ids`: the prompt's, `None` where they are not known. What they have in common with the claim's, in
+        whole blocks and less than the whole prompt, is the same text: nothing else may be fetched."""
+        claim, unreturned = leg.claim, self._book.unreturned
+        assert claim is not None
+        if ids is None:
+            unreturned[Unreturned.UNKNOWN_TOKENS] += 1
+            return 0
+        shared = min(claim.tokens.common(ids), len(ids) - 1)
+        tokens = shared // claim.block_tokens * claim.block_tokens
+        if tokens < self.rules(place).least_tokens:
+            # Nor will it be of use to a later turn: what the two prompts share has ended.
+            unreturned[Unreturned.OTHER_TOKENS] += 1
+            leg.claim = None
+            self._book.claims.drop(claim)
+            return 0
+        leg.claim_used = True
+        return tokens
+
+    def keep(
+        self,
+        ticket: Ticket,
+        offer: bytes,
+        ids: TokenIds | None,
+        block_tokens: int,
+        held_tokens: int,
+        now: float,
+        *,
+        comparable: bool = True,
+    ) -> None:
+        """Enter what the ticket's replica holds of a turn, for the session's next; or have it let go of.
+
+        `offer`: what it said. `ids`: of the tokens whose KV it holds, `None` where they are not known.
+        `held_tokens`: what it keeps, in whole blocks. `comparable`: the next prompt's ids can be told."""
+        turn, book = ticket.turn, self._book
+        known = ids if ids is not None else _UNKNOWN
+        until = self.claimable(ticket, now)
+        expires_at = until if until is not None else now + self._policies.default.pair.ttl_s
+        replica = ticket.decision.replica
+        claim = Claim(replica, ticket.epoch, turn.model, known, block_tokens, offer, expires_at, held_tokens)
+        if until is None or turn.session is None:
+            book.unclaimed[Unclaimed.NO_SESSION] += 1
+        elif not comparable or not known:
+            book.unclaimed[Unclaimed.NOT_COMPARABLE] += 1
+        else:
+            book.claims.put(ticket.model.key(turn.session), claim)
+            return
+        book.claims.refuse(claim)
 
     # --- what goes with it --------------------------------------------------------------------------
 

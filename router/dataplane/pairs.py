@@ -50,8 +50,6 @@ _RENDER_S: Final = 5.0
 _RELEASE_S: Final = 10.0
 _RELEASES: Final = 4
 
-_UNKNOWN: Final = TokenIds(b"", 0)
-
 
 class Handoff:
     """What one exchange has to hand from its prefill replica to its decode replica."""
@@ -286,13 +284,10 @@ class Pairs:
 
     async def _back(self, leg: Leg, handoff: Handoff, routed: Routed, *, declined: bool) -> bytes | None:
         """By what parameters the prompt's beginning is fetched back from decode; `None` = it is not."""
-        engine = self._engine
         claim = leg.claim
-        counts = engine.pairs.unreturned
         if claim is None:
             if not declined:
-                held = leg.pairing.pulls is not None
-                counts[Unreturned.CHEAPER if held and leg.pairing.pull is None else Unreturned.NONE] += 1
+                self._engine.legs.nothing_back(leg)
             return None
         if handoff.rendering is not None:
             await asyncio.wait((handoff.rendering,))
@@ -303,20 +298,8 @@ class Pairs:
             # The last turn's tokens are what this prompt should begin with.
             handoff.rendered = TokenIds.read(handoff.told, claim.tokens)
             handoff.told = None
-        ids = handoff.rendered
-        if ids is None:
-            counts[Unreturned.UNKNOWN_TOKENS] += 1
-            return None
-        shared = min(claim.tokens.common(ids), len(ids) - 1)
-        tokens = shared // claim.block_tokens * claim.block_tokens
-        if tokens < self._rules(routed).least_tokens:
-            # Nor will it be of use to a later turn: what the two prompts share has ended.
-            counts[Unreturned.OTHER_TOKENS] += 1
-            leg.claim = None
-            engine.pairs.claims.drop(claim)
-            return None
-        leg.claim_used = True
-        return trimmed(claim.offer, tokens, claim.block_tokens)
+        tokens = self._engine.legs.fetch_back(leg, handoff.rendered, routed.plan)
+        return trimmed(claim.offer, tokens, claim.block_tokens) if tokens else None
 
     async def _render(self, handoff: Handoff, routed: Routed, replica: ReplicaId) -> None:
         """Ask a replica of which tokens it makes the prompt."""
@@ -394,7 +377,7 @@ class Pairs:
         if said.params is not None:
             reply = _ids(said.reply_ids)
             ids = handoff.ids + reply if handoff.ids is not None and reply is not None else None
-            self._keep(handoff, routed, ticket, said.params, ids)
+            self._keep(handoff, ticket, said.params, ids)
             self._compare(handoff, routed, ticket, said.prompt_ids)
         else:
             self._engine.pairs.unclaimed[Unclaimed.NOT_OFFERED] += 1
@@ -404,14 +387,14 @@ class Pairs:
             answer = restreamed(routed.dialect, answer, usage=not routed.hide_usage)
         return answer, self.usage(handoff, said.usage), said.response_id
 
-    def streamed(self, handoff: Handoff, routed: Routed, ticket: Ticket, offer: bytes | None) -> None:
+    def streamed(self, handoff: Handoff, ticket: Ticket, offer: bytes | None) -> None:
         """Take note of the end of decode's stream, and of what it said of the blocks that are kept."""
         if offer is None:
             self._engine.pairs.unclaimed[Unclaimed.STREAMED] += 1
             return
         self._told_in_streams.add(ticket.decision.replica)
         # What was generated is not known as tokens: the prompt's are enough for most of it.
-        self._keep(handoff, routed, ticket, offer, handoff.ids)
+        self._keep(handoff, ticket, offer, handoff.ids)
 
     def usage(self, handoff: Handoff, usage: Usage | None) -> Usage | None:
         """Decode counts all that it fetched as cached. What nobody had to compute, prefill knows."""
@@ -419,31 +402,24 @@ class Pairs:
             return usage
         return usage.replace(cached_tokens=handoff.cached)
 
-    def _keep(
-        self, handoff: Handoff, routed: Routed, ticket: Ticket, raw: bytes, ids: TokenIds | None
-    ) -> None:
+    def _keep(self, handoff: Handoff, ticket: Ticket, raw: bytes, ids: TokenIds | None) -> None:
         """Enter what decode holds, for the session's next turn; or have it let go of."""
-        engine, turn = self._engine, ticket.turn
-        counts = engine.pairs.unclaimed
-        block_tokens = engine.legs.block_tokens(ticket.decision.replica)
+        legs = self._engine.legs
+        block_tokens = legs.block_tokens(ticket.decision.replica)
         offer = offer_of(raw, block_tokens) if block_tokens is not None else None
-        until = engine.legs.claimable(ticket, self._plane.now())
         if block_tokens is None or offer is None:
-            counts[Unclaimed.NOT_UNDERSTOOD] += 1
+            self._engine.pairs.unclaimed[Unclaimed.NOT_UNDERSTOOD] += 1
             return
-        expires_at = until if until is not None else self._plane.now() + self._rules(routed).ttl_s
-        replica = ticket.decision.replica
-        known = ids.first(offer.tokens) if ids is not None else _UNKNOWN
-        held = offer.blocks * block_tokens
-        claim = Claim(replica, ticket.epoch, turn.model, known, block_tokens, raw, expires_at, held)
-        if until is None or turn.session is None:
-            counts[Unclaimed.NO_SESSION] += 1
-        elif not handoff.body.comparable or not known:
-            counts[Unclaimed.NOT_COMPARABLE] += 1
-        else:
-            engine.pairs.claims.put(ticket.model.key(turn.session), claim)
-            return
-        engine.pairs.claims.refuse(claim)
+        known = ids.first(offer.tokens) if ids is not None else None
+        legs.keep(
+            ticket,
+            raw,
+            known,
+            block_tokens,
+            offer.blocks * block_tokens,
+            self._plane.now(),
+            comparable=handoff.body.comparable,
+        )
 
     def _compare(self, handoff: Handoff, routed: Routed, ticket: Ticket, prompt_ids: bytes | None) -> None:
         """Whether both replicas made the same tokens of the prompt. If not, the answer was wrong."""

@@ -12,7 +12,7 @@ from router.core.engine import Engine
 from router.core.fleet import ReplicaSpec, Report, Role
 from router.core.leg import Leg
 from router.core.observe import Outcome, Usage
-from router.core.pairbook import PairEnd
+from router.core.pairbook import PairEnd, Unclaimed, Unreturned
 from router.core.plan import Overload, PairRules, Plan
 from router.core.request import Chain, Turn
 from router.core.strategies.priced import Priced
@@ -62,12 +62,10 @@ def pending(engine: Engine, name: ReplicaId) -> int:
 
 def offer(engine: Engine, ticket: Ticket, tokens: int, *, now: float = 0.0) -> Claim:
     """What the ticket's replica holds after its answer, as the data plane would enter it."""
-    until = engine.legs.claimable(ticket, now)
-    assert until is not None
-    ids = TokenIds(b"7," * tokens, tokens)
-    claim = Claim(ticket.decision.replica, ticket.epoch, "m", ids, 16, b"{}", until, tokens)
+    engine.legs.keep(ticket, b"{}", TokenIds(b"7," * tokens, tokens), 16, tokens, now)
     assert ticket.turn.session is not None
-    engine.pairs.claims.put(ticket.model.key(ticket.turn.session), claim)
+    claim = engine.pairs.claims.peek(ticket.model.key(ticket.turn.session), now)
+    assert claim is not None
     return claim
 
 
@@ -338,3 +336,61 @@ def test_what_a_prefill_replica_brought_back_from_its_host_is_learned_as_that() 
     assert pairing is not None
     assert 1.0 / pairing.chosen.curve.reload_s == pytest.approx(30_000, rel=0.2)
     assert 1.0 / pairing.chosen.curve.token_s == pytest.approx(8000, rel=0.5)
+
+
+def returning(*, held: int = 1000) -> tuple[Engine, Leg]:
+    """A second turn whose prefill replica may fetch what decode holds of the first."""
+    engine = fleet()
+    ticket = engine.admit(turn(), 0.0)
+    by = prefilled(engine, ticket)
+    ticket.first_byte(1.5)
+    offer(engine, ticket, held)
+    ticket.end(Outcome.COMPLETED, 2.0, Usage(PROMPT, 5, 0))
+    engine.drain(by.member.id, True)
+    leg = engine.legs.begin(engine.admit(turn(segments=2), 3.0), 3.0)
+    assert leg is not None
+    assert leg.claim is not None
+    return engine, leg
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tokens"),
+    [
+        (b"7," * 1000 + b"8," * 500, 992),
+        (b"7," * 700 + b"8," * 500, 688),
+        (b"7," * 1000, 992),
+        (b"7," * 992, 976),
+        (b"7," * 272 + b"8,", 272),
+    ],
+    ids=["goes on", "edited", "the same", "less than the whole prompt", "just enough"],
+)
+def test_what_is_fetched_back_is_whole_blocks_that_both_begin_with(prompt: bytes, tokens: int) -> None:
+    engine, leg = returning()
+    assert engine.legs.fetch_back(leg, TokenIds(prompt, prompt.count(b",")), 0) == tokens
+    assert leg.claim_used
+
+
+def test_too_little_in_common_lets_the_claim_go_and_unknown_ids_keep_it() -> None:
+    engine, leg = returning()
+    unreturned = engine.pairs.unreturned
+    assert engine.legs.fetch_back(leg, None, 0) == 0
+    assert (unreturned[Unreturned.UNKNOWN_TOKENS], leg.claim is not None) == (1, True)
+    claim = leg.claim
+    assert engine.legs.fetch_back(leg, TokenIds(b"7," * 255 + b"8," * 99, 354), 0) == 0
+    assert (unreturned[Unreturned.OTHER_TOKENS], leg.claim, leg.claim_used) == (1, None, False)
+    assert engine.pairs.claims.next_dropped(4.0) is claim
+
+
+def test_what_cannot_be_compared_or_has_no_next_turn_is_let_go_of() -> None:
+    engine = fleet()
+    claims, unclaimed = engine.pairs.claims, engine.pairs.unclaimed
+    ticket, last = engine.admit(turn(), 0.0), engine.admit(turn(last=True), 0.0)
+    known = TokenIds(b"7,", 1)
+    engine.legs.keep(ticket, b"1", known, 16, 16, 1.0, comparable=False)
+    engine.legs.keep(ticket, b"2", None, 16, 16, 1.0)
+    assert unclaimed[Unclaimed.NOT_COMPARABLE] == 2
+    engine.legs.keep(last, b"3", known, 16, 16, 1.0)
+    assert unclaimed[Unclaimed.NO_SESSION] == 1
+    dropped = [claims.next_dropped(2.0) for _ in range(3)]
+    assert [one.offer for one in dropped if one is not None] == [b"1", b"2", b"3"]
+    assert len(claims) == 0
