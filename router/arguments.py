@@ -189,6 +189,25 @@ def parser() -> argparse.ArgumentParser:
         "--gateway-kv-tokens", type=_count, default=0, metavar="N", help="of a KV gateway; 0 = there is none"
     )
     replay.add_argument(
+        "--prefill-replicas",
+        type=_count,
+        default=0,
+        metavar="N",
+        help="p0 and so on, beside --replicas, which then only decode; 0 = each does both",
+    )
+    replay.add_argument(
+        "--one-way", action="store_true", help="prefill replicas fetch nothing back from those that decode"
+    )
+    replay.add_argument(
+        "--streams-offer", action="store_true", help="streams say what decode holds, as from vLLM 0.33 on"
+    )
+    replay.add_argument(
+        "--decode-pin",
+        type=_duration,
+        metavar="TIME",
+        help="for which decode keeps a turn's blocks (default 480s)",
+    )
+    replay.add_argument(
         "--event",
         action="append",
         type=_event,

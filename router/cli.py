@@ -204,6 +204,10 @@ def _replay(arguments: argparse.Namespace) -> int:
         host_gbps=arguments.host_gbps,
         pull_gbps=arguments.pull_gbps,
         gateway_kv_tokens=arguments.gateway_kv_tokens,
+        prefill_replicas=arguments.prefill_replicas,
+        one_way=arguments.one_way,
+        streams_offer=arguments.streams_offer,
+        decode_pin_s=arguments.decode_pin,
         events=arguments.event,
         selection=Selection(
             rate=arguments.rate,

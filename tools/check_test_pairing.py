@@ -22,6 +22,9 @@ TESTED_ELSEWHERE: Mapping[str, str] = {
     "router/dataplane/routing.py": "tests/integration/test_relay.py",
     "router/dataplane/server.py": "tests/integration/test_relay.py",
     "router/dataplane/upstream.py": "tests/integration/test_trouble.py",
+    # A replay's parts are seen in the whole.
+    "router/simulator/replay/pulls.py": "tests/unit/simulator/replay/test_fleet.py",
+    "router/simulator/replay/stage.py": "tests/unit/simulator/replay/test_fleet.py",
     # What a head's lines have in common is seen where heads are read.
     "router/dataplane/header.py": "tests/unit/dataplane/test_head_reader.py",
     "router/dataplane/last_head.py": "tests/unit/dataplane/test_head_reader.py",

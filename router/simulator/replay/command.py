@@ -13,6 +13,7 @@ from router.settings.build import build_plan
 from router.settings.load import load_policy
 from router.simulator.replay.compare import replay_seed
 from router.simulator.replay.events import FleetEvent, check_events
+from router.simulator.replay.fleet import replica_names
 from router.simulator.replay.page import page
 from router.simulator.replay.reading import read_trace
 from router.simulator.replay.report import as_json, as_text
@@ -46,6 +47,14 @@ class Options:
     """What each replica sends, and receives, of others' KV; 0 = no pulls."""
     gateway_kv_tokens: int = 0
     """What a KV gateway holds; 0 = there is none."""
+    prefill_replicas: int = 0
+    """Beside `replicas`, which then decode what these have computed."""
+    one_way: bool = False
+    """Prefill replicas do not fetch back what decode holds."""
+    streams_offer: bool = False
+    """Decode's streams say what it holds."""
+    decode_pin_s: float | None = None
+    """For how long decode keeps the blocks of a turn; `None` = as long as vLLM does, unless it is told."""
     events: Sequence[FleetEvent] = ()
     selection: Selection = field(default_factory=Selection)
     seeds: int = 1
@@ -63,8 +72,9 @@ def run_replay(options: Options) -> str:
     """
     if options.gateway_kv_tokens and not options.pull_gbps:
         raise HomingError("--gateway-kv-tokens: nothing is pulled from a gateway without --pull-gbps")
+    _check_pairs(options)
     try:
-        check_events(options.events, [f"r{number}" for number in range(options.replicas)])
+        check_events(options.events, replica_names(options.replicas, options.prefill_replicas))
     except ValueError as error:
         raise HomingError(f"--event {error}") from error
     if options.report is not None:
@@ -82,6 +92,7 @@ def run_replay(options: Options) -> str:
             options.replicas,
             pull_gbps=options.pull_gbps,
             gateway_tokens=options.gateway_kv_tokens,
+            prefills=options.prefill_replicas,
             events=options.events,
         )
         for seed in range(first, first + options.seeds)
@@ -95,6 +106,21 @@ def run_replay(options: Options) -> str:
     if options.json:
         return json.dumps({**as_json(results), "notes": list(trace.notes)}, indent=2)
     return text
+
+
+def _check_pairs(options: Options) -> None:
+    if not options.prefill_replicas:
+        for given, flag in (
+            (options.one_way, "--one-way"),
+            (options.streams_offer, "--streams-offer"),
+            (options.decode_pin_s is not None, "--decode-pin"),
+        ):
+            if given:
+                raise HomingError(f"{flag}: there are no pairs without --prefill-replicas")
+    elif not options.pull_gbps:
+        raise HomingError("--prefill-replicas: KV goes from them to the others at --pull-gbps; say how fast")
+    elif options.gateway_kv_tokens:
+        raise HomingError("--gateway-kv-tokens: replicas of pairs push to no gateway")
 
 
 def _check_place(report: Path) -> None:
@@ -118,7 +144,7 @@ def _settings(options: Options, block_tokens: int) -> ReplicaSettings:
     blocks = options.kv_tokens // block_tokens
     if blocks < 1:
         raise HomingError(f"--kv-tokens {options.kv_tokens}: less than a block, {block_tokens} tokens here")
-    return ReplicaSettings(
+    settings = ReplicaSettings(
         block_size=block_tokens,
         kv_blocks=blocks + 1,  # all that is asked for can be used
         host_kv_blocks=options.host_kv_tokens // block_tokens if options.host_gbps else 0,
@@ -132,8 +158,18 @@ def _settings(options: Options, block_tokens: int) -> ReplicaSettings:
         batch_tokens=options.batch_tokens,
         max_model_len=blocks * block_tokens,
         host_gbps=options.host_gbps,
+        two_way=not options.one_way,
+        streams_offer=options.streams_offer,
         kv_bytes_per_token=options.kv_bytes_per_token,
     )
+    return settings if options.decode_pin_s is None else replace(settings, decode_pin_s=options.decode_pin_s)
+
+
+def _fleet(options: Options) -> str:
+    if not options.prefill_replicas:
+        return f"{options.replicas} replicas"
+    ways = "one way" if options.one_way else "both ways"
+    return f"{options.prefill_replicas} replicas that prefill, {options.replicas} that decode, {ways}, each"
 
 
 def _heading(options: Options, trace: Trace) -> str:
@@ -145,7 +181,7 @@ def _heading(options: Options, trace: Trace) -> str:
             "at the trace's own times" if trace.timed else "all at once (the trace has no times; see --rate)"
         )
     heading = (
-        f"{trace.name}: {arrival}; {options.replicas} replicas of {options.kv_tokens:,} tokens KV"
+        f"{trace.name}: {arrival}; {_fleet(options)} of {options.kv_tokens:,} tokens KV"
         f" and {options.host_kv_tokens if options.host_gbps else 0:,} on the host,"
         f" {options.prefill_tps:g} tokens/s prefill"
         + (f", pulls at {options.pull_gbps:g} Gb/s" if options.pull_gbps else "")

@@ -53,9 +53,11 @@ def replay_seed(
     *,
     pull_gbps: float = 0.0,
     gateway_tokens: int = 0,
+    prefills: int = 0,
     events: Sequence[FleetEvent] = (),
 ) -> SeedResult:
-    """Each policy, and the bound, over the workload of one seed. Nothing happens to the bound."""
+    """Each policy, and the bound, over the workload of one seed. Nothing happens to the bound, and of a fleet
+    with prefill replicas it has those."""
     workload = choose(trace, selection, settings.context_tokens)
     measured = {
         plan.name: FleetReplay(
@@ -66,11 +68,12 @@ def replay_seed(
             seed=selection.seed,
             pull_gbps=pull_gbps,
             gateway_tokens=gateway_tokens,
+            prefills=prefills,
             events=events,
         ).run()
         for plan in plans
     }
-    bound = Bound(workload, settings, replicas=replicas).run()
+    bound = Bound(workload, settings, replicas=prefills or replicas).run()
     return SeedResult(
         selection.seed,
         len(workload.starts),

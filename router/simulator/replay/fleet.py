@@ -17,13 +17,13 @@ from router.base.errors import Refused
 from router.base.ids import OPEN_TENANT, ReplicaId, SessionKey
 from router.core.decide import Decision
 from router.core.engine import Engine
-from router.core.fleet import ModelCard, ReplicaSpec, Report
+from router.core.fleet import ModelCard, ReplicaSpec, Report, Role
 from router.core.holdings import Holdings
 from router.core.observe import Outcome, Usage
 from router.core.observer import Silent
 from router.core.plan import Plan
 from router.core.price import expected_s
-from router.core.pullbook import PullBook, Pulled
+from router.core.pullbook import PullBook
 from router.core.queue import Held
 from router.core.request import Turn
 from router.core.ticket import Ticket
@@ -32,14 +32,15 @@ from router.simulator.replay.events import FleetEvent, check_events
 from router.simulator.replay.figures import Measured
 from router.simulator.replay.gateway import GATEWAY, Pool
 from router.simulator.replay.network import Network
+from router.simulator.replay.pairs import Pairs
+from router.simulator.replay.pulls import Pulls
+from router.simulator.replay.stage import REPORT_EVERY_S, Kept, Replica, Running, Stage
 from router.simulator.replay.workload import Player, Workload, begin
 from router.simulator.settings import ReplicaSettings
 
-REPORT_EVERY_S: Final = 1.0
-
 # What happens at one instant happens in this order: requests that come at once share a step, and a report
 # shows what the step has done.
-_EVENT, _NETWORK, _ARRIVAL, _WAKE, _REPORT, _DISPATCH = range(6)
+_EVENT, _NETWORK, _ARRIVAL, _WAKE, _EXPIRY, _REPORT, _DISPATCH = range(7)
 
 # A client whose turn died with its replica asks again.
 _AGAIN_AFTER_S: Final = 1.0
@@ -60,56 +61,12 @@ class _Watcher(Silent):
         self._measured.moves += 1
 
 
-class _Running:
-    """A turn on a replica."""
-
-    __slots__ = ("asked_at", "cached_tokens", "hashes", "player", "ticket")
-
-    def __init__(self, player: Player, ticket: Ticket, hashes: Sequence[int], asked_at: float) -> None:
-        self.player = player
-        self.ticket = ticket
-        self.hashes = hashes
-        """The blocks of its prompt and of its answer."""
-        self.asked_at = asked_at
-        """When it was first asked for: earlier than its player arrived, where a replica died with it."""
-        self.cached_tokens = 0
+def replica_names(replicas: int, prefills: int = 0) -> list[str]:
+    """Of a fleet: `r0` and so on, and `p0` and so on for those that prefill for them."""
+    return [f"r{number}" for number in range(replicas)] + [f"p{number}" for number in range(prefills)]
 
 
-class _Replica:
-    """A replica's model, and what is due of it."""
-
-    __slots__ = ("dead", "due", "id", "model", "offset_s", "running", "started_at", "watched")
-
-    def __init__(self, name: ReplicaId, share: float, settings: ReplicaSettings) -> None:
-        self.id = name
-        self.model = EngineModel(settings, token_events=False)
-        self.running: dict[str, _Running] = {}
-        self.due: float | None = None
-        """When it is to be woken; other wakes are out of date."""
-        self.watched = False
-        """Whether a look at its metrics is due. There is none while it stays as idle as it was reported."""
-        self.offset_s = share * REPORT_EVERY_S
-        """Replicas are looked at one after the other."""
-        self.dead = False
-        self.started_at = 0.0
-
-
-class _Pull:
-    """A pull under way."""
-
-    __slots__ = ("blocks", "replica", "riders", "running")
-
-    def __init__(self, replica: _Replica, running: _Running, blocks: int) -> None:
-        self.replica = replica
-        """Where it goes."""
-        self.running = running
-        self.blocks = blocks
-        """How many leading ones will then lie there."""
-        self.riders: list[tuple[str, int]] = []
-        """Jobs that wait for the same blocks, and for how many of them."""
-
-
-class FleetReplay:
+class FleetReplay(Stage):
     """A fleet of equal replicas behind one policy. Runs once."""
 
     def __init__(
@@ -122,14 +79,21 @@ class FleetReplay:
         seed: int,
         pull_gbps: float = 0.0,
         gateway_tokens: int = 0,
+        prefills: int = 0,
         events: Sequence[FleetEvent] = (),
     ) -> None:
         """`pull_gbps`: what each replica sends, and receives, of others' KV in gigabits a second; 0 = no
         pulls. `gateway_tokens`: what a KV gateway holds beside them; 0 = there is none, nor without pulls.
+        `prefills`: so many more replicas compute prompts, and those that answer, `replicas`, fetch them; KV
+        then goes between the two kinds and nowhere else. 0 = every replica does both. One that an event adds
+        prefills if its name begins with `p`.
 
-        Raises `ValueError` for events that cannot happen."""
-        names = [ReplicaId(f"r{number}") for number in range(replicas)]
+        Raises `ValueError` for events that cannot happen, and for prefill replicas whose KV cannot go
+        anywhere."""
+        names = [ReplicaId(name) for name in replica_names(replicas, prefills)]
         check_events(events, names)
+        if prefills and (not pull_gbps or gateway_tokens):
+            raise ValueError("prefill replicas need `pull_gbps`, and no gateway")
         self.measured = Measured()
         self._network = Network(pull_gbps) if pull_gbps else None
         self._pool: Pool | None = None
@@ -140,7 +104,7 @@ class FleetReplay:
             rng=Random(seed),
             observer=_Watcher(self.measured),
             on_detach=_reraise,
-            pullbook=PullBook(plan.pull) if pull_gbps else None,
+            pullbook=PullBook(plan.pull) if pull_gbps and not prefills else None,
             holdings=Holdings((GATEWAY,), agents_tell=False) if self._pool is not None else None,
         )
         self._settings = settings
@@ -148,14 +112,21 @@ class FleetReplay:
         """Whether the gateway is to report."""
         self._network_at: float | None = None
         """When its next transfer ends; other times are out of date."""
-        self._pulls: dict[str, _Pull] = {}
-        """Those under way, by the name of the job that each is for."""
         self._model = settings.model
         self._capacity = settings.usable_blocks * settings.block_size
         self._host_capacity = settings.host_kv_blocks * settings.block_size
+        self._paired = prefills > 0
         self._replicas = {
-            name: _Replica(name, number / replicas, settings) for number, name in enumerate(names)
+            name: Replica(name, self._role(name), number / len(names), settings)
+            for number, name in enumerate(names)
         }
+        self._pairs: Pairs | None = None
+        self._pulls: Pulls | None = None
+        shared = self._engine, settings, self._replicas, self.measured, self
+        if self._network is not None and prefills:
+            self._pairs = Pairs(*shared, self._network)
+        elif self._network is not None:
+            self._pulls = Pulls(*shared, self._network, self._pool)
         self._held: dict[Held, Player] = {}
         """Turns that wait in the router, and whose they are."""
         self._dispatch_at: float | None = None
@@ -190,6 +161,9 @@ class FleetReplay:
             elif isinstance(subject, Pool):
                 self._pool_due = False
                 self._engine.agent_reported(GATEWAY, subject.report(now), now)
+            elif isinstance(subject, Kept):
+                assert self._pairs is not None
+                self._pairs.expired(subject, now)
             elif subject is None:
                 if self._dispatch_at == now:
                     self._dispatch_at = None
@@ -199,7 +173,11 @@ class FleetReplay:
                     self._wake(subject, now)
             else:
                 self._look(subject, now)
-        self.measured.prefilled = [r.model.counters.computed_tokens for r in self._replicas.values()]
+        self.measured.prefilled = [
+            replica.model.counters.computed_tokens
+            for replica in self._replicas.values()
+            if not self._paired or replica.role is Role.PREFILL
+        ]
         return self.measured
 
     def _push(self, at: float, kind: int, subject: "_Subject") -> None:
@@ -209,6 +187,7 @@ class FleetReplay:
         """A turn is here: it is decided, and queued where the decision says."""
         player.arrive(now)
         step = player.step
+        pairs = self._pairs
         turn = Turn(
             "/v1/chat/completions",
             self._model,
@@ -219,6 +198,9 @@ class FleetReplay:
             stream=True,
             parent=player.script.parent,
             last=step.last,
+            pairs=pairs is not None,
+            returns=pairs is not None,
+            one_way=pairs is not None and pairs.is_one_way(last=step.last),
         )
         try:
             entered = self._engine.enter(turn, now)
@@ -254,21 +236,51 @@ class FleetReplay:
                 self._push(at, _DISPATCH, None)
 
     def _submit(self, player: Player, ticket: Ticket, now: float) -> None:
-        step = player.step
-        replica = self._replicas[ticket.decision.replica]
-        name = str(next(self._numbers))
+        step, pairs = player.step, self._pairs
         asked_at = self._asked_at.pop(player, player.arrived)
-        hashes = [*player.hashes, *step.reply]
-        running = replica.running[name] = _Running(player, ticket, hashes, asked_at)
-        pulled = self._begin_pull(name, replica, running, now)
-        replica.model.submit(Job(name, step.prompt_tokens, step.output_tokens, hashes, pulled), now)
-        self._set_wake(replica, now)
+        whole = pairs is not None and pairs.is_whole(last=step.last)
+        running = Running(player, ticket, [*player.hashes, *step.reply], asked_at, whole=whole)
+        if pairs is None or not pairs.begin(running, now):
+            name = self.next_name()
+            pulled = self._pulls.begin(name, running, now) if self._pulls is not None else 0
+            self.answer(name, running, pulled, now)
+
+    def next_name(self) -> str:
+        """Of a job, and of the transfer that it waits for."""
+        return str(next(self._numbers))
+
+    def answer(self, name: str, running: Running, pulled: int, now: float, *, keep: bool = False) -> None:
+        """Let a turn's replica answer; `pulled` leading blocks are on their way there. `keep`: its blocks
+        stay when it has."""
+        step = running.player.step
+        replica = self._replicas[running.ticket.decision.replica]
+        replica.running[name] = running
+        job = Job(name, step.prompt_tokens, step.output_tokens, running.hashes, pulled, keep=keep)
+        replica.model.submit(job, now)
+        self.set_wake(replica, now)
+        self.set_watch(replica, now)
+
+    def set_watch(self, replica: Replica, now: float) -> None:
+        """A replica has something to do: its metrics are looked at."""
         if not replica.watched:
             replica.watched = True
             rounds = floor((now - replica.offset_s) / REPORT_EVERY_S) + 1
             self._push(replica.offset_s + rounds * REPORT_EVERY_S, _REPORT, replica)
 
-    def _set_wake(self, replica: _Replica, now: float) -> None:
+    def expire(self, kept: Kept, at: float) -> None:
+        """Give back then what is kept."""
+        self._push(at, _EXPIRY, kept)
+
+    def ask_again(self, running: Running, now: float) -> None:
+        """A turn has come to nothing, before its first token or behind it. Its client asks once more."""
+        began = running.ticket.ttft_s is not None
+        self.measured.died += 1
+        # An answer that has begun is asked for anew as well: its first token counts once more.
+        self._asked_at[running.player] = now if began else running.asked_at
+        self._push(now + _AGAIN_AFTER_S, _ARRIVAL, running.player)
+
+    def set_wake(self, replica: Replica, now: float) -> None:
+        """A replica's next event may have changed."""
         at = replica.model.next_outcome_time()
         if at is not None and at < now:
             at = now
@@ -277,24 +289,28 @@ class FleetReplay:
             if at is not None:
                 self._push(at, _WAKE, replica)
 
-    def _wake(self, replica: _Replica, now: float) -> None:
+    def _wake(self, replica: Replica, now: float) -> None:
         """Take what a replica has done by now."""
         replica.due = None
-        measured = self.measured
+        measured, pairs = self.measured, self._pairs
         events = replica.model.advance(now)
         for event in events:
+            if not isinstance(event, FirstToken | Finished) or (
+                pairs is not None and pairs.heard(event, now)
+            ):
+                continue
             if isinstance(event, FirstToken):
                 running = replica.running[event.id]
-                running.cached_tokens = event.cached_tokens
-                running.ticket.first_byte(event.at)
-                measured.ttft_s.append(event.at - running.asked_at)
-                measured.asked_s.append(running.asked_at)
-                measured.prompt_tokens += running.player.step.prompt_tokens
-                measured.cached_tokens += event.cached_tokens
+                if not running.handed:
+                    running.cached_tokens = event.cached_tokens
+                if not running.whole:
+                    self._began(running, event.at)
                 self._begin_push(replica, running, now)
-            elif isinstance(event, Finished):
+            else:
                 running = replica.running.pop(event.id)
                 step = running.player.step
+                if running.whole:
+                    self._began(running, event.at)
                 usage = Usage(step.prompt_tokens, step.output_tokens, running.cached_tokens)
                 decision = running.ticket.decision
                 measured.expected.append(
@@ -305,13 +321,24 @@ class FleetReplay:
                         running.ticket.ttft_s or 0.0,
                     )
                 )
+                if pairs is not None:
+                    pairs.answered(event.id, running, now)
                 running.ticket.end(Outcome.COMPLETED, event.at, usage)
                 self._begin_push(replica, running, now)
                 self._answered(running.player, event.at)
-        self._set_wake(replica, now)
+        self.set_wake(replica, now)
         if events:
             # Of a step that ends within a prompt no router hears.
             self._dispatch(now)
+
+    def _began(self, running: Running, at: float) -> None:
+        """A turn's first token is with its client."""
+        measured = self.measured
+        running.ticket.first_byte(at)
+        measured.ttft_s.append(at - running.asked_at)
+        measured.asked_s.append(running.asked_at)
+        measured.prompt_tokens += running.player.step.prompt_tokens
+        measured.cached_tokens += running.cached_tokens
 
     def _answered(self, player: Player, now: float) -> None:
         following = player.answered(now)
@@ -320,66 +347,33 @@ class FleetReplay:
         elif not player.script.beside:
             self.measured.session_s.append(now - player.began)
 
-    def _look(self, replica: _Replica, now: float) -> None:
+    def _look(self, replica: Replica, now: float) -> None:
         self._report(replica, now)
+        if self._pairs is not None:
+            self._pairs.sweep(now)
         self._dispatch(now)
-        replica.watched = replica.dead or replica.model.in_flight > 0
+        replica.watched = replica.model.in_flight > 0 or (replica.dead and self._goes_on(replica))
         if replica.watched:
             self._push(now + REPORT_EVERY_S, _REPORT, replica)
 
-    # --- pulls --------------------------------------------------------------------------------------
+    def _goes_on(self, looked_at: Replica) -> bool:
+        """Whether anything is to happen beyond looks at replicas that are dead: those alone would go on for
+        ever."""
+        dead = sum(replica.dead and replica.watched for replica in self._replicas.values())
+        return len(self._agenda) > dead - (looked_at.dead and looked_at.watched)
 
-    def _begin_pull(self, name: str, replica: _Replica, running: _Running, now: float) -> int:
-        """Begin the pull that a decision asks for: of all that its source has, until the deadline. Returns
-        how many leading blocks will then lie here, if all comes."""
-        pull = running.ticket.decision.pull
-        if pull is None or self._network is None:
-            return 0
-        block, hashes = self._settings.block_size, running.hashes
-        limit = (running.player.step.prompt_tokens - 1) // block
-        here = replica.model.cache.match(hashes, limit)
-        if pull.source == GATEWAY:
-            assert self._pool is not None
-            blocks = self._pool.lend(hashes, limit, now)
-        else:
-            there = self._replicas[pull.source].model.cache.match(hashes, limit)
-            blocks = there.device + there.host
-        wanted = blocks - here.device - here.host
-        if wanted <= 0:
-            self._engine.pulled(running.ticket, Pulled(0, 0, 0.0, here.device + here.host > 0), now)
-            return 0
-        leader = self._flight_with(replica, hashes, blocks)
-        if leader is not None:
-            self._pulls[leader].riders.append((name, blocks))
-            return blocks
-        self._pulls[name] = _Pull(replica, running, blocks)
-        self.measured.pulled += 1
-        size = wanted * block * self._settings.kv_bytes_per_token
-        self._network.start(name, pull.source, replica.id, size, now, now + pull.deadline_s)
-        self._set_network(now)
-        return blocks
+    # --- the network ---------------------------------------------------------------------------------
 
-    def _flight_with(self, replica: _Replica, hashes: Sequence[int], blocks: int) -> str | None:
-        """The pull under way to a replica that brings so many of these blocks, by the name of its job: an
-        agent sends for a block once."""
-        for name, pull in self._pulls.items():
-            if (
-                pull.replica is replica
-                and blocks <= pull.blocks
-                and pull.running.hashes[:blocks] == hashes[:blocks]
-            ):
-                return name
-        return None
-
-    def _begin_push(self, replica: _Replica, running: _Running, now: float) -> None:
+    def _begin_push(self, replica: Replica, running: Running, now: float) -> None:
         """Let the gateway have what a replica has computed, if there is a gateway."""
         if self._pool is None:
             return
         cache, session = replica.model.cache, running.player.script.key
         self._pool.push(replica.id, cache, running.hashes, session, now)
-        self._set_network(now)
+        self.set_network(now)
 
-    def _set_network(self, now: float) -> None:
+    def set_network(self, now: float) -> None:
+        """The next transfer's end may have changed."""
         assert self._network is not None
         at = self._network.next_time()
         if at is not None:
@@ -390,48 +384,43 @@ class FleetReplay:
                 self._push(at, _NETWORK, self._network)
 
     def _receive(self, network: Network, now: float) -> None:
-        """Take what pulls have brought by now."""
-        block_bytes = self._settings.block_size * self._settings.kv_bytes_per_token
+        """Take what transfers have brought by now."""
         for arrival in network.advance(now):
             if self._pool is not None and self._pool.has_sent(arrival):
                 self._pool.arrived(arrival, now)
                 if not self._pool_due:
                     self._pool_due = True
                     self._push(floor(now / REPORT_EVERY_S + 1.0) * REPORT_EVERY_S, _REPORT, self._pool)
-                continue
-            flight = self._pulls.pop(arrival.name)
-            replica, running = flight.replica, flight.running
-            pull = running.ticket.decision.pull
-            assert pull is not None
-            came = int(arrival.size / block_bytes + 1e-6)
-            wanted = int(arrival.wanted / block_bytes + 1e-6)
-            seconds = arrival.at - arrival.began
-            tokens = came * self._settings.block_size
-            # What was not expected in time, as the decision has it, is not missed.
-            complete = came == wanted or tokens + self._settings.block_size > pull.tokens
-            self._engine.pulled(running.ticket, Pulled(tokens, int(arrival.size), seconds, complete), now)
-            self.measured.pulled_tokens += tokens
-            if not replica.dead:
-                lacking = wanted - came
-                replica.model.arrived(arrival.name, lacking, now)
-                for rider, blocks in flight.riders:
-                    replica.model.arrived(rider, max(0, lacking - flight.blocks + blocks), now)
-                self._set_wake(replica, now)
-        self._set_network(now)
+            elif self._pairs is not None:
+                self._pairs.arrived(arrival, now)
+            elif self._pulls is not None:
+                self._pulls.arrived(arrival, now)
+        self.set_network(now)
 
     # --- the fleet's changes ------------------------------------------------------------------------
 
     def _set_replicas(self, now: float) -> None:
-        agents = self._network is not None
+        agent = "simulated" if self._network is not None and not self._paired else None
         self._engine.set_replicas(
             [
-                ReplicaSpec(name, f"http://{name}:8000", kv_agent="simulated" if agents else None)
-                for name in self._replicas
+                ReplicaSpec(
+                    name,
+                    f"http://{name}:8000",
+                    kv_agent=agent,
+                    role=replica.role,
+                    two_way=replica.role is Role.PREFILL and self._settings.two_way,
+                )
+                for name, replica in self._replicas.items()
             ],
             now,
         )
 
-    def _introduce(self, replica: _Replica, now: float) -> None:
+    def _role(self, name: ReplicaId) -> Role:
+        if not self._paired:
+            return Role.BOTH
+        return Role.PREFILL if name.startswith("p") else Role.DECODE
+
+    def _introduce(self, replica: Replica, now: float) -> None:
         self._engine.probe_passed(replica.id, now)
         self._engine.models(replica.id, (ModelCard(self._settings.model, b"{}"),), now)
         self._report(replica, now)
@@ -439,7 +428,8 @@ class FleetReplay:
     def _happen(self, event: FleetEvent, now: float) -> None:
         name = ReplicaId(event.replica)
         if event.what == "add":
-            self._replicas[name] = replica = _Replica(name, len(self._replicas) / 7 % 1, self._settings)
+            share = len(self._replicas) / 7 % 1
+            self._replicas[name] = replica = Replica(name, self._role(name), share, self._settings)
             replica.started_at = now
             self._set_replicas(now)
             self._introduce(replica, now)
@@ -453,8 +443,9 @@ class FleetReplay:
             replica.started_at = now
         self._dispatch(now)
 
-    def _kill(self, replica: _Replica, now: float) -> None:
+    def _kill(self, replica: Replica, now: float) -> None:
         """Its process is gone with all that it had. Whoever waited for it asks again."""
+        replica.dead = True
         if self._network is not None:
             if self._pool is not None:
                 self._pool.lost(replica.id)
@@ -462,21 +453,18 @@ class FleetReplay:
             self._receive(self._network, now)
         died, replica.running = list(replica.running.values()), {}
         replica.model = EngineModel(self._settings, token_events=False)
-        replica.dead = True
         replica.due = None
         for running in died:
-            began = running.ticket.ttft_s is not None
             running.ticket.end(Outcome.DIED, now)
-            self.measured.died += 1
-            # An answer that has begun is asked for anew as well: its first token counts once more.
-            self._asked_at[running.player] = now if began else running.asked_at
-            self._push(now + _AGAIN_AFTER_S, _ARRIVAL, running.player)
+            self.ask_again(running, now)
         self._engine.probe_failed(replica.id, "connection refused", now)
+        if self._pairs is not None:
+            self._pairs.died(replica, now)
         if not replica.watched:
             replica.watched = True
             self._push(now + REPORT_EVERY_S, _REPORT, replica)
 
-    def _report(self, replica: _Replica, now: float) -> None:
+    def _report(self, replica: Replica, now: float) -> None:
         if replica.dead:
             self._engine.probe_failed(replica.id, "connection refused", now)
             return
@@ -490,11 +478,12 @@ class FleetReplay:
             kv_usage=stats.kv_usage,
             kv_capacity_tokens=self._capacity,
             host_kv_tokens=self._host_capacity,
+            block_tokens=self._settings.block_size,
         )
         self._engine.report(replica.id, report, now)
 
 
-_Subject = Player | _Replica | FleetEvent | Network | Pool | None
+_Subject = Player | Replica | FleetEvent | Network | Pool | Kept | None
 """What an entry of the agenda is about; `None` = the turns that wait in the router."""
 
 

@@ -147,3 +147,37 @@ def test_wrong_usage_is_2_and_says_what(arguments, says, capsys):
         main(["replay", *arguments])
     assert exit_.value.code == 2
     assert says in capsys.readouterr().err
+
+
+PAIRS = ("--prefill-replicas", "2", "--pull-gbps", "100", "--rate", "0.5", "--seed", "3", "--json")
+
+
+def test_prefill_and_decode_replicas_pull_over_turns_and_one_way_they_do_not(capsys):
+    both, one_way = (
+        json.loads(replay(capsys, *PAIRS, "--streams-offer", *more, "--event", "drain:p0@20s"))
+        for more in ((), ("--one-way",))
+    )
+    assert both["policies"]["home"]["pulls"] > 5
+    assert one_way["policies"]["home"]["pulls"] == 0
+    assert both["policies"]["home"]["hit_rate"] > one_way["policies"]["home"]["hit_rate"]
+    assert both["policies"]["home"]["turns"] == 81
+
+
+def test_the_heading_says_who_prefills(capsys):
+    assert "2 replicas that prefill, 3 that decode, both ways, each of 20,000" in replay(capsys, *PAIRS[:4])
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (("--prefill-replicas", "2"), "--pull-gbps"),
+        (("--prefill-replicas", "2", "--pull-gbps", "1", "--gateway-kv-tokens", "9"), "--gateway-kv-tokens"),
+        (("--one-way",), "--prefill-replicas"),
+        (("--streams-offer",), "--prefill-replicas"),
+        (("--decode-pin", "90s"), "--prefill-replicas"),
+        (("--prefill-replicas", "1", "--pull-gbps", "1", "--event", "kill:p1@1s"), "no replica p1"),
+    ],
+)
+def test_options_of_pairs_that_go_with_nothing_are_refused(capsys, given, told):
+    assert main(["replay", str(SMALL), *FLEET, *given]) == 1
+    assert told in capsys.readouterr().err

@@ -370,3 +370,12 @@ def test_first_tokens_come_when_they_were_expected_though_replicas_are_busy(make
     ).run()
     assert measured.refused == 0
     assert figures(measured, 0).ttft_error < 0.1
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_a_fleet_whose_dead_never_come_back_is_played_to_its_end(make, replicas):
+    trace = make.trace(make.session("s", (1000, 0, 11, 0.0), (1200, 15, 11, 5.0)))
+    workload = choose(trace, Selection(), settings().context_tokens)
+    events = [parse_event("kill:r0@10s"), parse_event("kill:r1@10s")]
+    measured = FleetReplay(RING, workload, settings(), replicas=replicas, seed=0, events=events).run()
+    assert len(measured.session_s) == 1

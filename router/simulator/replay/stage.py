@@ -1,0 +1,93 @@
+"""What the parts of a replayed fleet share: its replicas, their turns, what each may ask of all."""
+
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from router.base.ids import ReplicaId
+from router.core.fleet import Role
+from router.core.ticket import Ticket
+from router.simulator.model import EngineModel
+from router.simulator.replay.workload import Player
+from router.simulator.settings import ReplicaSettings
+
+REPORT_EVERY_S: Final = 1.0
+
+
+class Running:
+    """A turn that a replica is to answer."""
+
+    __slots__ = ("asked_at", "cached_tokens", "handed", "hashes", "player", "prompt", "ticket", "whole")
+
+    def __init__(
+        self, player: Player, ticket: Ticket, hashes: Sequence[int], asked_at: float, *, whole: bool
+    ) -> None:
+        self.player = player
+        self.ticket = ticket
+        self.prompt = player.hashes
+        """The blocks of its prompt."""
+        self.hashes = hashes
+        """Of its prompt and of its answer."""
+        self.asked_at = asked_at
+        """When it was first asked for: earlier than its player arrived, where a replica died with it."""
+        self.whole = whole
+        """Its answer comes all at once, although it was to be streamed."""
+        self.handed = False
+        """Another replica computed its prompt."""
+        self.cached_tokens = 0
+
+
+class Replica:
+    """A replica's model, and what is due of it."""
+
+    __slots__ = ("dead", "due", "id", "model", "offset_s", "role", "running", "started_at", "watched")
+
+    def __init__(self, name: ReplicaId, role: Role, share: float, settings: ReplicaSettings) -> None:
+        self.id = name
+        self.role = role
+        self.model = EngineModel(settings, token_events=False)
+        self.running: dict[str, Running] = {}
+        self.due: float | None = None
+        """When it is to be woken; other wakes are out of date."""
+        self.watched = False
+        """Whether a look at its metrics is due. There is none while it stays as idle as it was reported."""
+        self.offset_s = share * REPORT_EVERY_S
+        """Replicas are looked at one after the other."""
+        self.dead = False
+        self.started_at = 0.0
+
+
+class Kept:
+    """Blocks of a job that has finished, which its replica keeps for another to fetch."""
+
+    __slots__ = ("job", "model", "replica")
+
+    def __init__(self, job: str, replica: Replica) -> None:
+        self.job = job
+        self.replica = replica
+        self.model = replica.model
+        """Of the life that keeps them."""
+
+
+class Stage(Protocol):
+    """What the rest of the fleet does for pairs."""
+
+    def next_name(self) -> str:
+        """Of a job, and of the transfer that it waits for."""
+
+    def set_wake(self, replica: Replica, now: float) -> None:
+        """A replica's next event may have changed."""
+
+    def set_watch(self, replica: Replica, now: float) -> None:
+        """A replica has something to do: its metrics are looked at."""
+
+    def set_network(self, now: float) -> None:
+        """The next transfer's end may have changed."""
+
+    def expire(self, kept: Kept, at: float) -> None:
+        """Have `Pairs.expired` called then."""
+
+    def answer(self, name: str, running: Running, pulled: int, now: float, *, keep: bool) -> None:
+        """Let a turn's own replica answer; `pulled` leading blocks are on their way there."""
+
+    def ask_again(self, running: Running, now: float) -> None:
+        """A turn has come to nothing. Its client asks once more."""
