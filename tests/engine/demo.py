@@ -17,7 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from support.real_engines import Replica, fleet, text
-from support.real_router import Router
+from support.real_router import Router, router_before
 
 TURNS = 6
 DRAINED_AFTER = 4
@@ -29,21 +29,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="homing-") as outer:
         folder = Path(outer) / "demo"
         folder.mkdir()
-        with fleet(folder, "ab", connector={"deadline_share": 0.5}) as replicas:
-            router = Router(
-                folder,
-                [
-                    {"name": name, "url": one.url, "kv_agent": f"127.0.0.1:{one.agent.port}"}
-                    for name, one in replicas.items()
-                    if one.agent is not None
-                ],
-                # These engines answer nothing while they compute a step, which takes long on a busy machine.
-                probe={"timeout": "2m"},
-            )
-            try:
-                show(router, replicas, chance)
-            finally:
-                router.stop()
+        with (
+            fleet(folder, "ab", connector={"deadline_share": 0.5}) as replicas,
+            router_before(folder, replicas) as router,
+        ):
+            show(router, replicas, chance)
 
 
 def show(router: Router, replicas: dict[str, Replica], chance: random.Random) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.patience import Patience
 from support.real_engines import BLOCK, PATIENCE_S, Replica, fleet, text
-from support.real_router import Router
+from support.real_router import Router, router_before
 
 Fleet = tuple[dict[str, Replica], Router]
 Messages = list[dict[str, Any]]
@@ -26,17 +26,8 @@ def homed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Replicas `a` and `b` behind a router."""
     folder = tmp_path_factory.mktemp("router")
     with fleet(folder, "ab") as replicas:
-        listed = [
-            {"name": name, "url": one.url, "kv_agent": f"127.0.0.1:{one.agent.port}"}
-            for name, one in replicas.items()
-            if one.agent is not None
-        ]
-        # An engine whose scheduler and worker are together answers no probe while it computes a step.
-        router = Router(folder, listed, policy=POLICY, probe={"interval": "1s", "timeout": "120s"})
-        try:
+        with router_before(folder, replicas, policy=POLICY) as router:
             yield replicas, router
-        finally:
-            router.stop()
 
 
 def begin_at_a(fleet: Fleet, session: str, tokens: int = 5000) -> Messages:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Final
 
 from loadtest.experiment.arms import ARMS, Arm, is_affine, mode_of
 from loadtest.experiment.clients import Outcome, ask_all
@@ -31,12 +31,13 @@ from support.real_engines import (
     make_model,
     roomy,
 )
-from support.real_router import Router
+from support.real_router import Router, router_before
 
 _NAMES: Final = "abc"
 _KV_TOKENS: Final = 22_000
 """Of each replica, as in the simulated experiment."""
 _TOKEN_BYTES: Final = 1
+_ROUND_ROBIN: Final = {"strategy": "round-robin", "queue": {"order": "engine"}}
 _SETTLE_S: Final = 3.0
 """For agents, router and pool to have heard of one another."""
 
@@ -94,27 +95,14 @@ def fleet(folder: Path, model: Path, arm: Arm) -> Iterator[tuple[list[Replica], 
                 process.pools = {pool.name: pool.port}
             process.start()
             started.append(process)
-        with engines(plans, folder, make_model(model)) as made, _router(folder, made, arm) as router:
+        affine = is_affine(arm)
+        with (
+            engines(plans, folder, make_model(model)) as made,
+            router_before(folder, made, agents=affine, policy=None if affine else _ROUND_ROBIN) as router,
+        ):
             time.sleep(_SETTLE_S)
             yield list(made.values()), router
     finally:
         for process in started:
             process.stop()
         shutil.rmtree(arenas)
-
-
-@contextmanager
-def _router(folder: Path, replicas: dict[str, Replica], arm: Arm) -> Iterator[Router]:
-    """Round-robin, or the router's own policy, which knows the agents."""
-    listed: list[dict[str, Any]] = [{"name": name, "url": one.url} for name, one in replicas.items()]
-    policy: dict[str, Any] | None = {"strategy": "round-robin", "queue": {"order": "engine"}}
-    if is_affine(arm):
-        policy = None
-        for entry, one in zip(listed, replicas.values(), strict=True):
-            assert one.agent is not None
-            entry["kv_agent"] = f"127.0.0.1:{one.agent.port}"
-    router = Router(folder, listed, policy=policy, probe={"interval": "1s", "timeout": "120s"})
-    try:
-        yield router
-    finally:
-        router.stop()

@@ -6,14 +6,24 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from support.patience import Patience
-from support.real_engines import READY_S, REQUEST_S, SECRET, TREE, Metrics, die_with_parent, free_port
+from support.real_engines import (
+    READY_S,
+    REQUEST_S,
+    SECRET,
+    TREE,
+    Metrics,
+    Replica,
+    die_with_parent,
+    free_port,
+)
 
 
 class Router:
@@ -115,6 +125,28 @@ class Router:
         self.client.close()
         self.process.terminate()
         self.process.wait(30)
+
+
+@contextmanager
+def router_before(
+    folder: Path,
+    replicas: Mapping[str, Replica],
+    *,
+    agents: bool = True,
+    policy: Mapping[str, Any] | None = None,
+) -> Iterator[Router]:
+    """A router before these replicas, until the end. `agents`: it knows their KV agents."""
+    listed = [
+        {"name": name, "url": one.url}
+        | ({"kv_agent": f"127.0.0.1:{one.agent.port}"} if agents and one.agent is not None else {})
+        for name, one in replicas.items()
+    ]
+    # An engine whose scheduler and worker are together answers no probe while it computes a step.
+    router = Router(folder, listed, policy=policy, probe={"interval": "1s", "timeout": "120s"})
+    try:
+        yield router
+    finally:
+        router.stop()
 
 
 def _body(messages: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Any]:
