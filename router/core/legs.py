@@ -205,7 +205,9 @@ class Legs:
     # --- what decode holds --------------------------------------------------------------------------
 
     def nothing_back(self, leg: Leg) -> None:
-        """Count why a leg has no claim. Once for a turn's prompt, however often it is given away."""
+        """Count why a leg has no claim: once for a turn's prompt, however often it is given away."""
+        if leg.number:
+            return
         pairing = leg.pairing
         cheaper = pairing.pulls is not None and pairing.pull is None
         self._book.unreturned[Unreturned.CHEAPER if cheaper else Unreturned.NONE] += 1
@@ -223,7 +225,7 @@ class Legs:
             return 0
         shared = min(claim.tokens.common(ids), len(ids) - 1)
         tokens = shared // claim.block_tokens * claim.block_tokens
-        if tokens < self.rules(place).least_tokens:
+        if tokens < max(1, self.rules(place).least_tokens):
             # Nor will it be of use to a later turn: what the two prompts share has ended.
             unreturned[Unreturned.OTHER_TOKENS] += 1
             leg.claim = None
@@ -239,6 +241,7 @@ class Legs:
         ids: TokenIds | None,
         block_tokens: int,
         held_tokens: int,
+        place: int,
         now: float,
         *,
         comparable: bool = True,
@@ -250,7 +253,7 @@ class Legs:
         turn, book = ticket.turn, self._book
         known = ids if ids is not None else _UNKNOWN
         until = self.claimable(ticket, now)
-        expires_at = until if until is not None else now + self._policies.default.pair.ttl_s
+        expires_at = until if until is not None else now + self.rules(place).ttl_s
         replica = ticket.decision.replica
         claim = Claim(replica, ticket.epoch, turn.model, known, block_tokens, offer, expires_at, held_tokens)
         if until is None or turn.session is None:

@@ -479,10 +479,10 @@ class Exchange(Receiver):
     def _learn_pair(self, handoff: Handoff, reader: StreamReader) -> Usage | None:
         """Take note of the end of a stream whose prompt another replica may have computed; the usage of
         both."""
-        pairs, ticket = self._plane.pairs, self._ticket
-        if pairs is None or ticket is None or handoff.params is None:
+        pairs, routed, ticket = self._plane.pairs, self._routed, self._ticket
+        if pairs is None or routed is None or ticket is None or handoff.params is None:
             return reader.usage
-        pairs.streamed(handoff, ticket, reader.offer)
+        pairs.streamed(handoff, routed, ticket, reader.offer)
         return pairs.usage(handoff, reader.usage)
 
     def _write_rest(self, answer: Answer, rest: bytes) -> None:

@@ -240,7 +240,7 @@ class Pairs:
         """Ask one prefill replica. Returns why it did not compute; "" where it did. Raises `CallError`."""
         plane = self._plane
         assert routed.dialect is not None
-        back = await self._back(leg, handoff, routed, declined=declined)
+        back = await self._back(leg, handoff, routed)
         ids = handoff.body.comparable
         body = prefill_body(
             routed.dialect, b"".join(routed.body), handoff.body.members, back or PREFILL, ids=ids
@@ -282,12 +282,11 @@ class Pairs:
         handoff.prefill = leg.member.id
         return ""
 
-    async def _back(self, leg: Leg, handoff: Handoff, routed: Routed, *, declined: bool) -> bytes | None:
+    async def _back(self, leg: Leg, handoff: Handoff, routed: Routed) -> bytes | None:
         """By what parameters the prompt's beginning is fetched back from decode; `None` = it is not."""
         claim = leg.claim
         if claim is None:
-            if not declined:
-                self._engine.legs.nothing_back(leg)
+            self._engine.legs.nothing_back(leg)
             return None
         if handoff.rendering is not None:
             await asyncio.wait((handoff.rendering,))
@@ -377,7 +376,7 @@ class Pairs:
         if said.params is not None:
             reply = _ids(said.reply_ids)
             ids = handoff.ids + reply if handoff.ids is not None and reply is not None else None
-            self._keep(handoff, ticket, said.params, ids)
+            self._keep(handoff, routed, ticket, said.params, ids)
             self._compare(handoff, routed, ticket, said.prompt_ids)
         else:
             self._engine.pairs.unclaimed[Unclaimed.NOT_OFFERED] += 1
@@ -387,14 +386,14 @@ class Pairs:
             answer = restreamed(routed.dialect, answer, usage=not routed.hide_usage)
         return answer, self.usage(handoff, said.usage), said.response_id
 
-    def streamed(self, handoff: Handoff, ticket: Ticket, offer: bytes | None) -> None:
+    def streamed(self, handoff: Handoff, routed: Routed, ticket: Ticket, offer: bytes | None) -> None:
         """Take note of the end of decode's stream, and of what it said of the blocks that are kept."""
         if offer is None:
             self._engine.pairs.unclaimed[Unclaimed.STREAMED] += 1
             return
         self._told_in_streams.add(ticket.decision.replica)
         # What was generated is not known as tokens: the prompt's are enough for most of it.
-        self._keep(handoff, ticket, offer, handoff.ids)
+        self._keep(handoff, routed, ticket, offer, handoff.ids)
 
     def usage(self, handoff: Handoff, usage: Usage | None) -> Usage | None:
         """Decode counts all that it fetched as cached. What nobody had to compute, prefill knows."""
@@ -402,7 +401,9 @@ class Pairs:
             return usage
         return usage.replace(cached_tokens=handoff.cached)
 
-    def _keep(self, handoff: Handoff, ticket: Ticket, raw: bytes, ids: TokenIds | None) -> None:
+    def _keep(
+        self, handoff: Handoff, routed: Routed, ticket: Ticket, raw: bytes, ids: TokenIds | None
+    ) -> None:
         """Enter what decode holds, for the session's next turn; or have it let go of."""
         legs = self._engine.legs
         block_tokens = legs.block_tokens(ticket.decision.replica)
@@ -417,6 +418,7 @@ class Pairs:
             known,
             block_tokens,
             offer.blocks * block_tokens,
+            routed.plan,
             self._plane.now(),
             comparable=handoff.body.comparable,
         )

@@ -13,7 +13,7 @@ from router.settings.build import build_plan
 from router.settings.load import load_policy
 from router.simulator.replay.compare import replay_seed
 from router.simulator.replay.events import FleetEvent, check_events
-from router.simulator.replay.fleet import replica_names
+from router.simulator.replay.fleet import check_names, replica_names
 from router.simulator.replay.page import page
 from router.simulator.replay.reading import read_trace
 from router.simulator.replay.report import as_json, as_text
@@ -75,6 +75,8 @@ def run_replay(options: Options) -> str:
     _check_pairs(options)
     try:
         check_events(options.events, replica_names(options.replicas, options.prefill_replicas))
+        if options.prefill_replicas:
+            check_names(options.events)
     except ValueError as error:
         raise HomingError(f"--event {error}") from error
     if options.report is not None:
@@ -109,17 +111,18 @@ def run_replay(options: Options) -> str:
 
 
 def _check_pairs(options: Options) -> None:
+    back = {"--streams-offer": options.streams_offer, "--decode-pin": options.decode_pin_s is not None}
     if not options.prefill_replicas:
-        for given, flag in (
-            (options.one_way, "--one-way"),
-            (options.streams_offer, "--streams-offer"),
-            (options.decode_pin_s is not None, "--decode-pin"),
-        ):
+        for flag, given in {"--one-way": options.one_way, **back}.items():
             if given:
                 raise HomingError(f"{flag}: there are no pairs without --prefill-replicas")
-    elif not options.pull_gbps:
+        return
+    for flag, given in back.items():
+        if given and options.one_way:
+            raise HomingError(f"{flag}: with --one-way decode keeps nothing")
+    if not options.pull_gbps:
         raise HomingError("--prefill-replicas: KV goes from them to the others at --pull-gbps; say how fast")
-    elif options.gateway_kv_tokens:
+    if options.gateway_kv_tokens:
         raise HomingError("--gateway-kv-tokens: replicas of pairs push to no gateway")
 
 
@@ -168,8 +171,13 @@ def _settings(options: Options, block_tokens: int) -> ReplicaSettings:
 def _fleet(options: Options) -> str:
     if not options.prefill_replicas:
         return f"{options.replicas} replicas"
-    ways = "one way" if options.one_way else "both ways"
-    return f"{options.prefill_replicas} replicas that prefill, {options.replicas} that decode, {ways}, each"
+    if options.one_way:
+        ways = "one way"
+    else:
+        offered = "and streams" if options.streams_offer else "and not streams"
+        pin = "" if options.decode_pin_s is None else f" for {options.decode_pin_s:g} s"
+        ways = f"decode keeps and offers whole answers {offered}{pin}"
+    return f"{options.prefill_replicas} replicas that prefill, {options.replicas} that decode ({ways}), each"
 
 
 def _heading(options: Options, trace: Trace) -> str:

@@ -6,6 +6,7 @@ Between two events nothing runs.
 """
 # ruff: noqa: ARG002 - signatures are the protocol's
 
+import re
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import count
@@ -34,13 +35,13 @@ from router.simulator.replay.gateway import GATEWAY, Pool
 from router.simulator.replay.network import Network
 from router.simulator.replay.pairs import Pairs
 from router.simulator.replay.pulls import Pulls
-from router.simulator.replay.stage import REPORT_EVERY_S, Kept, Replica, Running, Stage
+from router.simulator.replay.stage import REPORT_EVERY_S, Alarm, Replica, Running, Stage
 from router.simulator.replay.workload import Player, Workload, begin
 from router.simulator.settings import ReplicaSettings
 
 # What happens at one instant happens in this order: requests that come at once share a step, and a report
 # shows what the step has done.
-_EVENT, _NETWORK, _ARRIVAL, _WAKE, _EXPIRY, _REPORT, _DISPATCH = range(7)
+_EVENT, _NETWORK, _ARRIVAL, _WAKE, _ALARM, _REPORT, _DISPATCH = range(7)
 
 # A client whose turn died with its replica asks again.
 _AGAIN_AFTER_S: Final = 1.0
@@ -66,6 +67,14 @@ def replica_names(replicas: int, prefills: int = 0) -> list[str]:
     return [f"r{number}" for number in range(replicas)] + [f"p{number}" for number in range(prefills)]
 
 
+def check_names(events: Sequence[FleetEvent]) -> None:
+    """Raise `ValueError` where one adds a replica whose name does not say what it does in a fleet that parts
+    prefill from decode."""
+    for event in events:
+        if event.what == "add" and not re.fullmatch("[pr][0-9]+", event.replica):
+            raise ValueError(f"{event}: p9 prefills, r9 decodes, and {event.replica} says neither")
+
+
 class FleetReplay(Stage):
     """A fleet of equal replicas behind one policy. Runs once."""
 
@@ -86,14 +95,16 @@ class FleetReplay(Stage):
         pulls. `gateway_tokens`: what a KV gateway holds beside them; 0 = there is none, nor without pulls.
         `prefills`: so many more replicas compute prompts, and those that answer, `replicas`, fetch them; KV
         then goes between the two kinds and nowhere else. 0 = every replica does both. One that an event adds
-        prefills if its name begins with `p`.
+        is called `p` or `r` and a number.
 
         Raises `ValueError` for events that cannot happen, and for prefill replicas whose KV cannot go
         anywhere."""
         names = [ReplicaId(name) for name in replica_names(replicas, prefills)]
         check_events(events, names)
-        if prefills and (not pull_gbps or gateway_tokens):
-            raise ValueError("prefill replicas need `pull_gbps`, and no gateway")
+        if prefills:
+            if not pull_gbps or gateway_tokens:
+                raise ValueError("prefill replicas need `pull_gbps`, and no gateway")
+            check_names(events)
         self.measured = Measured()
         self._network = Network(pull_gbps) if pull_gbps else None
         self._pool: Pool | None = None
@@ -127,8 +138,8 @@ class FleetReplay(Stage):
             self._pairs = Pairs(*shared, self._network)
         elif self._network is not None:
             self._pulls = Pulls(*shared, self._network, self._pool)
-        self._held: dict[Held, Player] = {}
-        """Turns that wait in the router, and whose they are."""
+        self._held: dict[Held, tuple[Player, bool]] = {}
+        """Turns that wait in the router: whose they are, and whether each is asked for as a whole."""
         self._dispatch_at: float | None = None
         """When the router is to look after them although nothing happened; other times are out of date."""
         self._asked_at: dict[Player, float] = {}
@@ -161,9 +172,9 @@ class FleetReplay(Stage):
             elif isinstance(subject, Pool):
                 self._pool_due = False
                 self._engine.agent_reported(GATEWAY, subject.report(now), now)
-            elif isinstance(subject, Kept):
+            elif isinstance(subject, Alarm):
                 assert self._pairs is not None
-                self._pairs.expired(subject, now)
+                self._pairs.reminded(subject, now)
             elif subject is None:
                 if self._dispatch_at == now:
                     self._dispatch_at = None
@@ -188,6 +199,7 @@ class FleetReplay(Stage):
         player.arrive(now)
         step = player.step
         pairs = self._pairs
+        whole = pairs is not None and pairs.is_whole(last=step.last)
         turn = Turn(
             "/v1/chat/completions",
             self._model,
@@ -211,9 +223,9 @@ class FleetReplay(Stage):
             for agent in player.started():
                 self._push(agent.began, _ARRIVAL, agent)
         if isinstance(entered, Held):
-            self._held[entered] = player
+            self._held[entered] = player, whole
         else:
-            self._submit(player, entered, now)
+            self._submit(player, entered, now, whole=whole)
         self._set_dispatch(now)
 
     def _dispatch(self, now: float) -> None:
@@ -225,7 +237,8 @@ class FleetReplay(Stage):
             del self._held[held]
             self.measured.refused += 1
         for held, ticket in went:
-            self._submit(self._held.pop(held), ticket, now)
+            player, whole = self._held.pop(held)
+            self._submit(player, ticket, now, whole=whole)
         self._set_dispatch(now)
 
     def _set_dispatch(self, now: float) -> None:
@@ -235,15 +248,20 @@ class FleetReplay(Stage):
             if at is not None:
                 self._push(at, _DISPATCH, None)
 
-    def _submit(self, player: Player, ticket: Ticket, now: float) -> None:
-        step, pairs = player.step, self._pairs
+    def _submit(self, player: Player, ticket: Ticket, now: float, *, whole: bool) -> None:
         asked_at = self._asked_at.pop(player, player.arrived)
-        whole = pairs is not None and pairs.is_whole(last=step.last)
-        running = Running(player, ticket, [*player.hashes, *step.reply], asked_at, whole=whole)
-        if pairs is None or not pairs.begin(running, now):
-            name = self.next_name()
-            pulled = self._pulls.begin(name, running, now) if self._pulls is not None else 0
-            self.answer(name, running, pulled, now)
+        hashes = [*player.hashes, *player.step.reply]
+        self._go(Running(player, ticket, hashes, asked_at, whole=whole), now)
+
+    def _go(self, running: Running, now: float) -> None:
+        """A turn goes to its replica, once its prompt is computed where another one does that."""
+        if self._pairs is not None and self._pairs.begin(running, now):
+            return
+        pulls = self._pulls
+        name = self.next_name()
+        reached = not self._replicas[running.ticket.decision.replica].dead
+        pulled = pulls.begin(name, running, now) if pulls is not None and reached else 0
+        self.answer(name, running, pulled, now)
 
     def next_name(self) -> str:
         """Of a job, and of the transfer that it waits for."""
@@ -254,6 +272,9 @@ class FleetReplay(Stage):
         stay when it has."""
         step = running.player.step
         replica = self._replicas[running.ticket.decision.replica]
+        if replica.dead:
+            self.move_on(running, now)
+            return
         replica.running[name] = running
         job = Job(name, step.prompt_tokens, step.output_tokens, running.hashes, pulled, keep=keep)
         replica.model.submit(job, now)
@@ -267,9 +288,28 @@ class FleetReplay(Stage):
             rounds = floor((now - replica.offset_s) / REPORT_EVERY_S) + 1
             self._push(replica.offset_s + rounds * REPORT_EVERY_S, _REPORT, replica)
 
-    def expire(self, kept: Kept, at: float) -> None:
-        """Give back then what is kept."""
-        self._push(at, _EXPIRY, kept)
+    def remind(self, alarm: Alarm, at: float) -> None:
+        """Have `Pairs.reminded` called then."""
+        self._push(at, _ALARM, alarm)
+
+    def move_on(self, running: Running, now: float) -> None:
+        """A turn's replica cannot be reached: it goes to another one, if the policy has it so."""
+        ticket = running.ticket
+        ticket.end(Outcome.CONNECT_FAILED, now)
+        running.outcomes += (Outcome.CONNECT_FAILED,)
+        running.failed += (ticket.decision.replica,)
+        if self._engine.may_retry(running.outcomes, now):
+            try:
+                following = self._engine.admit(ticket.turn, now, failed=running.failed)
+            except Refused:
+                pass
+            else:
+                following.began = ticket.began
+                running.ticket = following
+                running.handed = False
+                self._go(running, now)
+                return
+        self.ask_again(running, now)
 
     def ask_again(self, running: Running, now: float) -> None:
         """A turn has come to nothing, before its first token or behind it. Its client asks once more."""
@@ -281,7 +321,8 @@ class FleetReplay(Stage):
 
     def set_wake(self, replica: Replica, now: float) -> None:
         """A replica's next event may have changed."""
-        at = replica.model.next_outcome_time()
+        # What another call has let happen is still to be taken.
+        at = now if replica.model.has_news else replica.model.next_outcome_time()
         if at is not None and at < now:
             at = now
         if at != replica.due:
@@ -295,9 +336,9 @@ class FleetReplay(Stage):
         measured, pairs = self.measured, self._pairs
         events = replica.model.advance(now)
         for event in events:
-            if not isinstance(event, FirstToken | Finished) or (
-                pairs is not None and pairs.heard(event, now)
-            ):
+            if not isinstance(event, (FirstToken, Finished)):
+                continue
+            if pairs is not None and pairs.heard(event, now):
                 continue
             if isinstance(event, FirstToken):
                 running = replica.running[event.id]
@@ -313,14 +354,15 @@ class FleetReplay(Stage):
                     self._began(running, event.at)
                 usage = Usage(step.prompt_tokens, step.output_tokens, running.cached_tokens)
                 decision = running.ticket.decision
-                measured.expected.append(
-                    (
-                        decision.cached_tokens,
-                        running.cached_tokens,
-                        expected_s(decision.chosen, decision.prompt_tokens, decision.pull),
-                        running.ticket.ttft_s or 0.0,
+                if not running.whole:
+                    measured.expected.append(
+                        (
+                            decision.cached_tokens,
+                            running.cached_tokens,
+                            expected_s(decision.chosen, decision.prompt_tokens, decision.pull),
+                            running.ticket.ttft_s or 0.0,
+                        )
                     )
-                )
                 if pairs is not None:
                     pairs.answered(event.id, running, now)
                 running.ticket.end(Outcome.COMPLETED, event.at, usage)
@@ -352,15 +394,15 @@ class FleetReplay(Stage):
         if self._pairs is not None:
             self._pairs.sweep(now)
         self._dispatch(now)
-        replica.watched = replica.model.in_flight > 0 or (replica.dead and self._goes_on(replica))
+        replica.watched = not replica.is_idle or (replica.is_tried and self._goes_on(replica))
         if replica.watched:
             self._push(now + REPORT_EVERY_S, _REPORT, replica)
 
     def _goes_on(self, looked_at: Replica) -> bool:
-        """Whether anything is to happen beyond looks at replicas that are dead: those alone would go on for
+        """Whether anything is to happen beyond looks at replicas that are idle: those alone would go on for
         ever."""
-        dead = sum(replica.dead and replica.watched for replica in self._replicas.values())
-        return len(self._agenda) > dead - (looked_at.dead and looked_at.watched)
+        idle = sum(one.watched and one.is_idle for one in self._replicas.values() if one is not looked_at)
+        return len(self._agenda) > idle
 
     # --- the network ---------------------------------------------------------------------------------
 
@@ -483,7 +525,7 @@ class FleetReplay(Stage):
         self._engine.report(replica.id, report, now)
 
 
-_Subject = Player | Replica | FleetEvent | Network | Pool | Kept | None
+_Subject = Player | Replica | FleetEvent | Network | Pool | Alarm | None
 """What an entry of the agenda is about; `None` = the turns that wait in the router."""
 
 

@@ -23,25 +23,23 @@ from router.core.token_ids import TokenIds
 from router.simulator.model import Finished, FirstToken, Job
 from router.simulator.replay.figures import Measured
 from router.simulator.replay.network import Arrival, Network
-from router.simulator.replay.stage import Kept, Replica, Running, Stage
+from router.simulator.replay.stage import Alarm, Kept, Replica, Running, Stage
 from router.simulator.settings import ReplicaSettings
 
-# How often what nobody will fetch is let go of.
-_SWEEP_EVERY_S: Final = 1.0
+# How often claims whose time is up are forgotten.
+_EXPIRE_EVERY_S: Final = 1.0
 
 
 class _Prompt:
     """A turn's prompt, until it is computed."""
 
-    __slots__ = ("cached_tokens", "declined", "failed", "leg", "legs", "outcomes", "replica", "running")
+    __slots__ = ("cached_tokens", "failed", "leg", "legs", "outcomes", "replica", "running")
 
     def __init__(self, running: Running) -> None:
         self.running = running
         self.legs = 0
         self.leg: Leg | None = None
         self.replica: Replica | None = None
-        self.declined = False
-        """By a replica that could not fetch: now all is computed."""
         self.outcomes: tuple[Outcome, ...] = ()
         self.failed: tuple[ReplicaId, ...] = ()
         self.cached_tokens = 0
@@ -84,7 +82,7 @@ class Pairs:
         """By the job that waits for it."""
         self._kept: dict[str, Kept] = {}
         self._told_in_streams = False
-        self._swept_at = -inf
+        self._expired_at = -inf
 
     # --- the router's side --------------------------------------------------------------------------
 
@@ -123,16 +121,15 @@ class Pairs:
             elif self._submit(prompt, leg, replica, now):
                 return
             else:
-                self._decline(prompt, leg, Outcome.SERVER_ERROR, now)
+                self._decline(leg, Outcome.SERVER_ERROR, now)
 
     def _submit(self, prompt: _Prompt, leg: Leg, replica: Replica, now: float) -> bool:
         """Let a replica compute it. False where it cannot fetch what it was sent."""
         running = prompt.running
         claim, legs = leg.claim, self._engine.legs
-        tokens, kept = 0, None
+        tokens, kept, deadline = 0, None, inf
         if claim is None:
-            if not prompt.declined:
-                legs.nothing_back(leg)
+            legs.nothing_back(leg)
         else:
             tokens = legs.fetch_back(leg, self._prompt_ids(running), 0)
             if tokens:
@@ -142,22 +139,24 @@ class Pairs:
         name = self._stage.next_name()
         prompt.replica = replica
         self._prompts[name] = prompt
-        blocks = tokens // self._block
-        deadline = now + leg.patience_s if leg.patience_s is not None else inf
-        if kept is not None:
-            self._measured.pulled += 1
+        # Of less than that an engine lets go without fetching it.
+        blocks = tokens // self._block if tokens >= self._settings.recompute_threshold else 0
+        if leg.patience_s is not None:
+            deadline = now + leg.patience_s
+            self._stage.remind(Alarm(name, None), deadline)
         pulled = self._fetch(name, kept, replica, running.prompt, blocks, now, deadline)
+        if pulled:
+            self._measured.pulled += 1
         job = Job(name, running.player.step.prompt_tokens, 1, running.prompt, pulled, keep=True)
         replica.model.submit(job, now)
         self._stage.set_wake(replica, now)
         self._stage.set_watch(replica, now)
         return True
 
-    def _decline(self, prompt: _Prompt, leg: Leg, outcome: Outcome, now: float) -> None:
+    def _decline(self, leg: Leg, outcome: Outcome, now: float) -> None:
         """A replica could not fetch. The same one may well compute."""
         leg.end(outcome, now)
         self._engine.pairs.unreturned[Unreturned.DECLINED] += 1
-        prompt.declined = True
 
     def _may_go_on(self, prompt: _Prompt, replica: Replica, outcome: Outcome, now: float) -> bool:
         """Whether another replica may have a prompt that one has failed. If not, its client is told."""
@@ -173,14 +172,18 @@ class Pairs:
 
     def answered(self, name: str, running: Running, now: float) -> None:
         """The answer to a paired turn is complete: what decode keeps of it is the next turn's to fetch."""
-        if not running.handed or not self._settings.two_way:
+        unclaimed = self._engine.pairs.unclaimed
+        if not running.handed:
+            return
+        if not self._settings.two_way:
+            unclaimed[Unclaimed.NOT_OFFERED if running.whole else Unclaimed.STREAMED] += 1
             return
         step, ticket = running.player.step, running.ticket
         replica = self._replicas[ticket.decision.replica]
         self._keep(name, replica, now + self._settings.decode_pin_s)
         streams_offer = self._settings.streams_offer
         if not running.whole and not streams_offer:
-            self._engine.pairs.unclaimed[Unclaimed.STREAMED] += 1
+            unclaimed[Unclaimed.STREAMED] += 1
             return
         # The last token is sampled and never computed.
         held = step.prompt_tokens + step.output_tokens - 1
@@ -191,15 +194,14 @@ class Pairs:
             self._told_in_streams = True
             ids = self._prompt_ids(running)
         held_tokens = -(-held // self._block) * self._block
-        self._engine.legs.keep(ticket, name.encode(), ids, self._block, held_tokens, now)
+        self._engine.legs.keep(ticket, name.encode(), ids, self._block, held_tokens, 0, now)
 
     def sweep(self, now: float) -> None:
         """Let go of what nobody will fetch."""
-        if now < self._swept_at + _SWEEP_EVERY_S:
-            return
-        self._swept_at = now
         claims, legs = self._engine.pairs.claims, self._engine.legs
-        claims.expire(now)
+        if now >= self._expired_at + _EXPIRE_EVERY_S:
+            self._expired_at = now
+            claims.expire(now)
         while (claim := claims.next_dropped(now)) is not None:
             if legs.release_by(claim.model) is not None:
                 self._let_go(claim.offer.decode(), now)
@@ -225,12 +227,11 @@ class Pairs:
         kept = self._keep(event.id, replica, now + self._settings.prefill_lease_s)
         target = self._replicas[running.ticket.decision.replica]
         if target.dead:
-            running.ticket.end(Outcome.CONNECT_FAILED, now)
-            self._stage.ask_again(running, now)
+            # Who has the turn next is sent another request's blocks: these are kept for nobody.
+            self._stage.move_on(running, now)
             return True
         name = self._stage.next_name()
-        # The last token is always computed.
-        blocks = (step.prompt_tokens - 1) // self._block
+        blocks = step.prompt_tokens // self._block
         pulled = self._fetch(name, kept, target, running.prompt, blocks, now, inf)
         self._stage.answer(name, running, pulled, now, keep=self._settings.two_way)
         return True
@@ -244,25 +245,43 @@ class Pairs:
         prompt = self._prompts.get(arrival.name)
         if prompt is not None:
             self._measured.pulled_tokens += came * self._block
-        if not missing:
-            self._let_go(kept.job, now)
+        self._give_back(kept, now)
         if target.dead or target.model is not fetch.model:
             return
         if prompt is None or not missing:
             target.model.arrived(arrival.name, missing, now)
+            self._stage.set_wake(target, now)
         else:
-            del self._prompts[arrival.name]
-            target.model.abort(arrival.name, now)
-            leg = prompt.leg
-            assert leg is not None
             gone = kept.replica.model is not kept.model or kept.replica.dead
-            self._decline(prompt, leg, Outcome.SERVER_ERROR if gone else Outcome.TIMEOUT, now)
-            self._give(prompt, now)
-        self._stage.set_wake(target, now)
+            self._give_up(arrival.name, Outcome.SERVER_ERROR if gone else Outcome.TIMEOUT, now)
 
-    def expired(self, kept: Kept, now: float) -> None:
-        """A replica has kept blocks for as long as it does."""
-        self._let_go(kept.job, now)
+    def reminded(self, alarm: Alarm, now: float) -> None:
+        """A replica has kept blocks for as long as it does, or a prompt that fetches has had its time."""
+        if alarm.kept is None:
+            self._give_up(alarm.job, Outcome.TIMEOUT, now)
+        elif self._kept.get(alarm.job) is alarm.kept:
+            self._let_go(alarm.job, now)
+
+    def _give_up(self, job: str, outcome: Outcome, now: float) -> None:
+        """A replica cannot fetch, or not in time. Nothing happens where it has computed the prompt."""
+        prompt = self._prompts.get(job)
+        if prompt is None:
+            return
+        leg, replica = prompt.leg, prompt.replica
+        assert leg is not None
+        assert replica is not None
+        aborted = replica.model.abort(job, now)
+        self._stage.set_wake(replica, now)
+        if not aborted:
+            return
+        del self._prompts[job]
+        if leg.claim_used:
+            self._decline(leg, outcome, now)
+        else:
+            leg.end(outcome, now)
+            if not self._may_go_on(prompt, replica, outcome, now):
+                return
+        self._give(prompt, now)
 
     def died(self, replica: Replica, now: float) -> None:
         """A replica's process is gone: it keeps nothing, and others compute the prompts that it had."""
@@ -293,8 +312,10 @@ class Pairs:
             return 0
         here = target.model.cache.match(hashes, blocks)
         lacking = blocks - here.device - here.host
+        # What is being read is kept until it is.
+        del self._kept[kept.job]
         if lacking <= 0:
-            self._let_go(kept.job, now)
+            self._give_back(kept, now)
             return 0
         self._fetches[name] = _Fetch(kept, target)
         size = lacking * self._block_bytes
@@ -304,14 +325,21 @@ class Pairs:
 
     def _keep(self, job: str, replica: Replica, until: float) -> Kept:
         kept = self._kept[job] = Kept(job, replica)
-        self._stage.expire(kept, until)
+        self._stage.remind(Alarm(job, kept), until)
         return kept
 
     def _let_go(self, job: str, now: float) -> None:
-        """Give blocks back at the replica that keeps them. Nothing happens where they were before."""
+        """Have a replica keep blocks no longer. Nothing happens where it does not, or where they are read."""
         kept = self._kept.pop(job, None)
-        if kept is not None and kept.model.let_go(job, now):
-            self._stage.set_wake(kept.replica, now)
+        if kept is not None:
+            self._give_back(kept, now)
+
+    def _give_back(self, kept: Kept, now: float) -> None:
+        replica = kept.replica
+        if replica.model is kept.model and kept.model.let_go(kept.job, now):
+            self._stage.set_wake(replica, now)
+            # It has more room than it was last seen to have.
+            self._stage.set_watch(replica, now)
 
     # --- ids ----------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from typing import Final, Protocol
 
 from router.base.ids import ReplicaId
 from router.core.fleet import Role
+from router.core.observe import Outcome
 from router.core.ticket import Ticket
 from router.simulator.model import EngineModel
 from router.simulator.replay.workload import Player
@@ -16,7 +17,18 @@ REPORT_EVERY_S: Final = 1.0
 class Running:
     """A turn that a replica is to answer."""
 
-    __slots__ = ("asked_at", "cached_tokens", "handed", "hashes", "player", "prompt", "ticket", "whole")
+    __slots__ = (
+        "asked_at",
+        "cached_tokens",
+        "failed",
+        "handed",
+        "hashes",
+        "outcomes",
+        "player",
+        "prompt",
+        "ticket",
+        "whole",
+    )
 
     def __init__(
         self, player: Player, ticket: Ticket, hashes: Sequence[int], asked_at: float, *, whole: bool
@@ -34,6 +46,9 @@ class Running:
         self.handed = False
         """Another replica computed its prompt."""
         self.cached_tokens = 0
+        self.outcomes: tuple[Outcome, ...] = ()
+        """Of the replicas that failed it before it had an answer, `failed`."""
+        self.failed: tuple[ReplicaId, ...] = ()
 
 
 class Replica:
@@ -49,11 +64,22 @@ class Replica:
         self.due: float | None = None
         """When it is to be woken; other wakes are out of date."""
         self.watched = False
-        """Whether a look at its metrics is due. There is none while it stays as idle as it was reported."""
+        """Whether a look at its metrics is due. There is none while it stays as idle as it was reported, but
+        of one that is, or was, away."""
         self.offset_s = share * REPORT_EVERY_S
         """Replicas are looked at one after the other."""
         self.dead = False
         self.started_at = 0.0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has nothing to do."""
+        return self.model.in_flight == 0
+
+    @property
+    def is_tried(self) -> bool:
+        """Whether it is looked at although it is idle: it is dead, or comes back."""
+        return self.dead or self.started_at > 0.0
 
 
 class Kept:
@@ -68,8 +94,18 @@ class Kept:
         """Of the life that keeps them."""
 
 
+class Alarm:
+    """What pairs are to be reminded of: that blocks are kept no longer, or that a prompt has had its time."""
+
+    __slots__ = ("job", "kept")
+
+    def __init__(self, job: str, kept: Kept | None) -> None:
+        self.job = job
+        self.kept = kept
+
+
 class Stage(Protocol):
-    """What the rest of the fleet does for pairs."""
+    """What the rest of the fleet does for pulls and pairs."""
 
     def next_name(self) -> str:
         """Of a job, and of the transfer that it waits for."""
@@ -83,11 +119,14 @@ class Stage(Protocol):
     def set_network(self, now: float) -> None:
         """The next transfer's end may have changed."""
 
-    def expire(self, kept: Kept, at: float) -> None:
-        """Have `Pairs.expired` called then."""
+    def remind(self, alarm: Alarm, at: float) -> None:
+        """Have `Pairs.reminded` called then."""
 
     def answer(self, name: str, running: Running, pulled: int, now: float, *, keep: bool) -> None:
         """Let a turn's own replica answer; `pulled` leading blocks are on their way there."""
+
+    def move_on(self, running: Running, now: float) -> None:
+        """A turn's replica cannot be reached: it goes to another one, if the policy has it so."""
 
     def ask_again(self, running: Running, now: float) -> None:
         """A turn has come to nothing. Its client asks once more."""

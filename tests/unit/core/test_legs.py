@@ -62,7 +62,7 @@ def pending(engine: Engine, name: ReplicaId) -> int:
 
 def offer(engine: Engine, ticket: Ticket, tokens: int, *, now: float = 0.0) -> Claim:
     """What the ticket's replica holds after its answer, as the data plane would enter it."""
-    engine.legs.keep(ticket, b"{}", TokenIds(b"7," * tokens, tokens), 16, tokens, now)
+    engine.legs.keep(ticket, b"{}", TokenIds(b"7," * tokens, tokens), 16, tokens, 0, now)
     assert ticket.turn.session is not None
     claim = engine.pairs.claims.peek(ticket.model.key(ticket.turn.session), now)
     assert claim is not None
@@ -386,10 +386,10 @@ def test_what_cannot_be_compared_or_has_no_next_turn_is_let_go_of() -> None:
     claims, unclaimed = engine.pairs.claims, engine.pairs.unclaimed
     ticket, last = engine.admit(turn(), 0.0), engine.admit(turn(last=True), 0.0)
     known = TokenIds(b"7,", 1)
-    engine.legs.keep(ticket, b"1", known, 16, 16, 1.0, comparable=False)
-    engine.legs.keep(ticket, b"2", None, 16, 16, 1.0)
+    engine.legs.keep(ticket, b"1", known, 16, 16, 0, 1.0, comparable=False)
+    engine.legs.keep(ticket, b"2", None, 16, 16, 0, 1.0)
     assert unclaimed[Unclaimed.NOT_COMPARABLE] == 2
-    engine.legs.keep(last, b"3", known, 16, 16, 1.0)
+    engine.legs.keep(last, b"3", known, 16, 16, 0, 1.0)
     assert unclaimed[Unclaimed.NO_SESSION] == 1
     dropped = [claims.next_dropped(2.0) for _ in range(3)]
     assert [one.offer for one in dropped if one is not None] == [b"1", b"2", b"3"]

@@ -154,8 +154,8 @@ PAIRS = ("--prefill-replicas", "2", "--pull-gbps", "100", "--rate", "0.5", "--se
 
 def test_prefill_and_decode_replicas_pull_over_turns_and_one_way_they_do_not(capsys):
     both, one_way = (
-        json.loads(replay(capsys, *PAIRS, "--streams-offer", *more, "--event", "drain:p0@20s"))
-        for more in ((), ("--one-way",))
+        json.loads(replay(capsys, *PAIRS, more, "--event", "drain:p0@20s"))
+        for more in ("--streams-offer", "--one-way")
     )
     assert both["policies"]["home"]["pulls"] > 5
     assert one_way["policies"]["home"]["pulls"] == 0
@@ -164,7 +164,14 @@ def test_prefill_and_decode_replicas_pull_over_turns_and_one_way_they_do_not(cap
 
 
 def test_the_heading_says_who_prefills(capsys):
-    assert "2 replicas that prefill, 3 that decode, both ways, each of 20,000" in replay(capsys, *PAIRS[:4])
+    of = "2 replicas that prefill, 3 that decode"
+    asked = PAIRS[:4]
+    assert f"{of} (decode keeps and offers whole answers and not streams), each of 20" in replay(
+        capsys, *asked
+    )
+    assert f"{of} (one way), each of 20,000" in replay(capsys, *asked, "--one-way")
+    more = replay(capsys, *asked, "--streams-offer", "--decode-pin", "90s")
+    assert f"{of} (decode keeps and offers whole answers and streams for 90 s), each" in more
 
 
 @pytest.mark.parametrize(
@@ -175,6 +182,8 @@ def test_the_heading_says_who_prefills(capsys):
         (("--one-way",), "--prefill-replicas"),
         (("--streams-offer",), "--prefill-replicas"),
         (("--decode-pin", "90s"), "--prefill-replicas"),
+        ((*PAIRS[:4], "--one-way", "--streams-offer"), "--streams-offer"),
+        ((*PAIRS[:4], "--event", "add:pod7@1s"), "p9 prefills"),
         (("--prefill-replicas", "1", "--pull-gbps", "1", "--event", "kill:p1@1s"), "no replica p1"),
     ],
 )
