@@ -17,6 +17,10 @@ from router.core.token_ids import TokenIds
 # Of the token ids of all claims, some six for each: about 45 million tokens.
 _MOST_BYTES: Final = 256 * 1024 * 1024
 
+# For how long after its time a claim is let go of: its replica's own time for it is longer, often by minutes
+# in which nobody else could have the blocks.
+_LET_GO_S: Final = 10.0
+
 # Claims that wait to be let go of. Beyond it the replicas' own time ends them.
 _MOST_DROPPED: Final = 1024
 
@@ -89,12 +93,11 @@ class Claims:
         return claim if claim is not None and now < claim.expires_at else None
 
     def take(self, key: SessionKey, now: float) -> Claim | None:
-        """The claim, which is nobody's from now on. One whose time is up is gone without a trace: its replica
-        has let go of the blocks, or is about to."""
+        """The claim, which is nobody's from now on. One whose time is up is dropped."""
         claim = self._pop(key)
         if claim is None or now < claim.expires_at:
             return claim
-        self._unpin(claim)
+        self.drop(claim)
         return None
 
     def fetched(self, claim: Claim) -> None:
@@ -161,19 +164,17 @@ class Claims:
         return len(oldest)
 
     def expire(self, now: float) -> None:
-        """Forget claims whose time is up. Looks at every one."""
+        """Drop claims whose time is up. Looks at every one."""
         for key in [key for key, claim in self._claims.items() if claim.expires_at <= now]:
-            claim = self._pop(key)
-            assert claim is not None
-            self._unpin(claim)
+            self.end_session(key)
 
     def next_dropped(self, now: float) -> Claim | None:
         """What is to be let go of at its replica, the first that was dropped; each once, and none whose time
-        is up."""
+        was up long ago: its replica may have used the blocks for others."""
         while self._dropped:
             claim = self._dropped.popleft()
             self._unpin(claim)
-            if now < claim.expires_at:
+            if now < claim.expires_at + _LET_GO_S:
                 return claim
         return None
 

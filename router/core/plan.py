@@ -107,8 +107,9 @@ class PairRules:
     whole_streams: bool = False
     """Ask decode for whole answers to streamed turns and stream those, where its streams do not say what it
     holds: the next turn's prefill is then short, and this turn's first token comes last."""
-    kv_usage: float = 0.9
-    """Above this share of its KV blocks in use, a decode replica's oldest claims are let go of."""
+    kv_usage: float = 0.5
+    """Above this share of its KV blocks in use, a decode replica's oldest claims are let go of: turns that
+    run there want blocks too. `docs/prefill-decode.md` has what other shares came to in a replay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

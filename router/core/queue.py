@@ -174,6 +174,10 @@ class Line:
             self._shortest = min(self._prompts)
         return self._shortest
 
+    def first_prompt(self) -> int:
+        """Tokens of the prompt that is due first. Raises `IndexError` where nobody waits."""
+        return self._prompts[0]
+
     def ahead(self, due: float) -> tuple[int, int]:
         """Tokens of those that are due before: missing ones, and those of their whole prompts."""
         at = bisect_left(self._dues, (due,))

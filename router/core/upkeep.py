@@ -125,13 +125,22 @@ class Upkeep:
             # What a turn that runs has is not evicted, however long ago it was looked up.
             chain = answering.turn.chain
             self._shelves.touch(member, chain.hashes, chain.ends)
-        if member.id in self._members.decodes and report.kv_usage is not None:
-            excess = report.kv_usage - self._policies.default.pair.kv_usage
-            if excess > 0.0:
-                # Of all its blocks, where it says how many: turns that come in a burst fill them quicker than
-                # one claim a look lets go.
-                self._pairs.claims.shed(member.id, excess * (member.capacity_tokens or 0))
+        if member.id in self._members.decodes:
+            self._make_room(member, report.kv_usage)
         self._shelves.fit(member)
+
+    def _make_room(self, member: Member, kv_usage: float | None) -> None:
+        """Let a decode replica's oldest claims go where its blocks run short."""
+        short = 0.0
+        if kv_usage is not None and (excess := kv_usage - self._policies.default.pair.kv_usage) > 0.0:
+            # Of all its blocks, where it says how many: turns that come in a burst fill them quicker than one
+            # claim a look lets go.
+            short = max(1.0, excess * (member.capacity_tokens or 0))
+        if member.line is not None and (free := member.free_tokens()) is not None:
+            # What is kept for turns that may come must not hold up one that is here.
+            short = max(short, member.line.first_prompt() - free)
+        if short > 0.0:
+            self._pairs.claims.shed(member.id, short)
 
     def models(self, replica: ReplicaId, cards: tuple[ModelCard, ...]) -> None:
         """What it serves, adapters included."""

@@ -64,7 +64,8 @@ def events(chance: Random, replicas: int, prefills: int) -> list[FleetEvent]:
 def test_every_session_ends_and_nothing_is_left_over(seed: int) -> None:
     chance = Random(seed)
     replicas, prefills = chance.randint(1, 3), chance.randint(1, 3)
-    trace = Trace("made", BLOCK, [session(chance, number) for number in range(chance.randint(1, 8))], True)
+    sessions = tuple([session(chance, number) for number in range(chance.randint(1, 8))])
+    trace = Trace("made", BLOCK, sessions, timed=True)
     plan = Plan(
         name="tried",
         strategy=Priced(),

@@ -34,15 +34,19 @@ def test_a_claim_is_taken_once() -> None:
     assert (len(claims), claims.tokens, dropped(claims)) == (0, 0, [])
 
 
-def test_one_whose_time_is_up_is_neither_taken_nor_let_go_of() -> None:
+def test_one_whose_time_is_up_is_not_taken_and_let_go_of_unless_that_is_long_ago() -> None:
     claims = Claims()
     claims.put(S, claim(expires_at=10.0))
     assert claims.peek(S, 10.0) is None
     assert claims.take(S, 10.0) is None
-    claims.put(S, claim(expires_at=10.0))
+    claims.put(T, claim(expires_at=10.0))
     claims.expire(10.0)
-    assert dropped(claims, 10.0) == []
     assert (len(claims), claims.tokens) == (0, 0)
+    # Their replica keeps them for longer than that.
+    assert len(dropped(claims, 19.9)) == 2
+    claims.put(S, claim(expires_at=10.0))
+    claims.expire(20.0)
+    assert dropped(claims, 20.0) == []
 
 
 def test_what_a_later_turn_leaves_takes_the_place_of_the_earlier_which_is_let_go_of_once() -> None:
@@ -140,8 +144,8 @@ def test_what_is_dropped_waits_until_somebody_asks_for_it_one_by_one() -> None:
     claims.expire(1.0)
     assert [claims.next_dropped(1.0) for _ in range(4)] == put[:4]
     claims.expire(2.0)
-    # The fifth's time is up meanwhile: there is nothing to let go of.
-    assert claims.next_dropped(14.0) is put[5]
+    # The fifth's time was up long before: there is nothing to let go of.
+    assert claims.next_dropped(24.0) is put[5]
     assert dropped(claims) == put[6:]
 
 
@@ -194,9 +198,13 @@ def test_a_replica_keeps_the_kv_of_a_claim_until_it_is_fetched_let_go_of_or_out_
     assert pins.tokens == 0
     claims.put(S, claim(D, tokens=8))
     assert claims.take(S, 99.0) is None
+    assert pins.tokens == 8  # until it is let go of, or found to be long out of time
+    assert claims.next_dropped(999.0) is None
     assert pins.tokens == 0
     claims.put(S, claim(D, tokens=9))
-    claims.expire(99.0)
+    claims.expire(999.0)
+    assert (pins.tokens, others.tokens) == (9, 50)
+    assert claims.next_dropped(999.0) is None
     assert (pins.tokens, others.tokens) == (0, 0)
 
 

@@ -13,7 +13,8 @@ from router.core.fleet import ReplicaSpec, Report, Role
 from router.core.leg import Leg
 from router.core.observe import Outcome, Usage
 from router.core.pairbook import PairEnd, Unclaimed, Unreturned
-from router.core.plan import Overload, PairRules, Plan
+from router.core.plan import Overload, PairRules, Plan, QueueRules
+from router.core.queue import Held
 from router.core.request import Chain, Turn
 from router.core.strategies.priced import Priced
 from router.core.ticket import Ticket
@@ -394,3 +395,23 @@ def test_what_cannot_be_compared_or_has_no_next_turn_is_let_go_of() -> None:
     dropped = [claims.next_dropped(2.0) for _ in range(3)]
     assert [one.offer for one in dropped if one is not None] == [b"1", b"2", b"3"]
     assert len(claims) == 0
+
+
+def test_a_claim_that_a_waiting_turn_has_no_room_for_is_let_go_of() -> None:
+    plan = Plan(name="home", strategy=Priced(), queue=QueueRules(), pair=PairRules(kv_usage=0.9))
+    engine = fleet(FLEET[0], FLEET[2], plan=plan)
+    room = Report(start_time=1.0, running=1.0, waiting=0.0, kv_usage=0.6, kv_capacity_tokens=32_000)
+    engine.report(D, room._replace(running=0.0, kv_usage=0.0), 0.0)
+    ticket = engine.admit(turn(), 0.0)
+    prefilled(engine, ticket)
+    ticket.first_byte(1.5)
+    offer(engine, ticket, 12_000)
+    ticket.end(Outcome.COMPLETED, 2.0, Usage(PROMPT, 5, 0))
+    assert isinstance(engine.enter(turn("long", segments=2), 2.0), Ticket)
+    engine.report(D, room, 2.5)
+    assert engine.pairs.claims.next_dropped(2.5) is None
+    assert isinstance(engine.enter(turn("waits", segments=40), 3.0), Held)
+    engine.report(D, room, 3.5)
+    dropped = engine.pairs.claims.next_dropped(3.5)
+    assert dropped is not None
+    assert dropped.held_tokens == 12_000

@@ -3,7 +3,7 @@
 import pytest
 
 from router.core.pairbook import PairEnd, Unclaimed, Unreturned
-from router.core.plan import PairRules, Plan
+from router.core.plan import PairRules, Plan, QueueRules
 from router.core.strategies.priced import Priced
 from router.simulator.replay.events import parse_event
 from router.simulator.replay.fleet import FleetReplay
@@ -244,6 +244,22 @@ def test_what_is_being_read_is_kept_until_it_is(make):
     assert held_blocks(replay)["p0"] == 16
     replay.run()
     assert held_blocks(replay)["p0"] == 0
+
+
+def test_what_is_kept_for_a_later_turn_holds_up_none_that_is_here(make):
+    rules = PairRules(kv_usage=0.95)
+    plan = Plan(name="queued", strategy=Priced(), prefill_tokens_per_s=1000.0, queue=QueueRules(), pair=rules)
+    trace = make.trace(
+        make.session("kept", (1000, 0, 11, 0.0), (1280, 15, 11, 50.0)),
+        make.session("long", (1000, 0, 500, 0.0), at=5.0),
+        make.session("next", (1400, 0, 11, 0.0), at=6.0),
+    )
+    # 16 blocks are kept and 16 to 24 taken, for ten seconds, of 48.
+    replay = fleet(trace, plan=plan, kv_blocks=49, streams_offer=True)
+    measured = replay.run()
+    # It waits for the next look at its replica, and has its prompt in 1.4 and 1.4 seconds.
+    assert 2.8 < max(measured.ttft_s) < 4.0
+    assert set(held_blocks(replay).values()) == {0}
 
 
 def test_a_step_that_ends_as_blocks_are_given_back_is_heard_of(make):
