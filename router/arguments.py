@@ -213,7 +213,8 @@ def parser() -> argparse.ArgumentParser:
         type=_event,
         default=[],
         metavar="WHAT:REPLICA@TIME",
-        help="add, drain, undrain, kill or start a replica: kill:r0@10m; may be repeated",
+        help="add, drain, undrain, kill or start a replica: kill:r0@10m; may be repeated. With"
+        " --prefill-replicas, add:p9@10m adds one that prefills, add:r9@10m one that decodes",
     )
     replay.add_argument(
         "--rate",

@@ -89,7 +89,8 @@ class Pair(Model):
     """How prefill and decode replicas work together. Without any, nothing here counts."""
 
     ttl: Duration = _PAIR_RULES.ttl_s
-    """For how long what decode holds of a turn may be fetched: less than its `decoder_kv_blocks_ttl`."""
+    """For how long what decode holds of a turn may be fetched: less than its `decoder_kv_blocks_ttl` by ten
+    seconds at least."""
     min_tokens: Annotated[int, Field(ge=1)] = _PAIR_RULES.least_tokens
     """A shorter beginning is computed, not fetched."""
     deadline: Duration = _PAIR_RULES.deadline_s
