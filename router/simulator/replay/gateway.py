@@ -15,7 +15,7 @@ from router.kv.config import KeepingConfig
 from router.kv.keys import ROOT
 from router.simulator.cache import BlockCache
 from router.simulator.named import PUSHED_AT_ONCE, PUT_S, NamedBlocks
-from router.simulator.replay.network import Arrival, Network
+from router.simulator.replay.network import Arrival, Network, whole_blocks
 from router.simulator.settings import ReplicaSettings
 
 GATEWAY: Final = ReplicaId("gateway")
@@ -67,7 +67,7 @@ class Pool:
         replica = ReplicaId(arrival.name.removeprefix(_PUSH))
         wish, held = self._sending.pop(replica)
         named, hashes = self._named, wish.hashes
-        until = held + int(arrival.size / named.block_bytes + 1e-6)
+        until = held + whole_blocks(arrival.size, named.block_bytes)
         above = named.key(OPEN_TENANT, hashes[held - 1]).hash if held else ROOT
         keys = [named.key(OPEN_TENANT, one) for one in hashes[held:until]]
         named.keep(keys, wish.session, 0, now, above=above)

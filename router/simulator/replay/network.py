@@ -22,6 +22,11 @@ class Arrival(NamedTuple):
     at: float
 
 
+def whole_blocks(size: float, block_bytes: int) -> int:
+    """How many blocks have come with so many bytes: what shares leave of rounding is no byte that lacks."""
+    return int(size / block_bytes + 1e-6)
+
+
 class _Transfer:
     __slots__ = ("began", "deadline", "left", "name", "rate", "size", "source", "target")
 

@@ -22,7 +22,7 @@ from router.core.plan import PairRules
 from router.core.token_ids import TokenIds
 from router.simulator.model import Finished, FirstToken, Job
 from router.simulator.replay.figures import Measured
-from router.simulator.replay.network import Arrival, Network
+from router.simulator.replay.network import Arrival, Network, whole_blocks
 from router.simulator.replay.stage import Alarm, Kept, Replica, Running, Stage
 from router.simulator.settings import ReplicaSettings
 
@@ -240,8 +240,8 @@ class Pairs:
         """A transfer has ended, with all that was sent for or with less."""
         fetch = self._fetches.pop(arrival.name)
         target, kept = fetch.target, fetch.kept
-        came = int(arrival.size / self._block_bytes + 1e-6)
-        missing = int(arrival.wanted / self._block_bytes + 1e-6) - came
+        came = whole_blocks(arrival.size, self._block_bytes)
+        missing = whole_blocks(arrival.wanted, self._block_bytes) - came
         prompt = self._prompts.get(arrival.name)
         if prompt is not None:
             self._measured.pulled_tokens += came * self._block

@@ -10,7 +10,7 @@ from router.core.engine import Engine
 from router.core.pullbook import Pulled
 from router.simulator.replay.figures import Measured
 from router.simulator.replay.gateway import GATEWAY, Pool
-from router.simulator.replay.network import Arrival, Network
+from router.simulator.replay.network import Arrival, Network, whole_blocks
 from router.simulator.replay.stage import Replica, Running, Stage
 from router.simulator.settings import ReplicaSettings
 
@@ -93,8 +93,8 @@ class Pulls:
         replica, running = flight.replica, flight.running
         pull = running.ticket.decision.pull
         assert pull is not None
-        came = int(arrival.size / self._block_bytes + 1e-6)
-        wanted = int(arrival.wanted / self._block_bytes + 1e-6)
+        came = whole_blocks(arrival.size, self._block_bytes)
+        wanted = whole_blocks(arrival.wanted, self._block_bytes)
         seconds = arrival.at - arrival.began
         tokens = came * self._block
         # What was not expected in time, as the decision has it, is not missed.
