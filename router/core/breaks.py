@@ -120,7 +120,8 @@ def _cause(before: Outline, after: Outline, start: int) -> Cause:
         return Cause.INSERTED
     if _follows(new, old):
         return Cause.REMOVED
-    if 1 < len(old) <= len(new) and not Counter(old) - Counter(new):
+    # What is not even there need not be counted.
+    if 1 < len(old) <= len(new) and set(old) <= set(new) and not Counter(old) - Counter(new):
         return Cause.REORDERED
     is_message = after.part(start) is Part.MESSAGE
     if is_message and len(new) == 1 and len(old) == 1:

@@ -150,7 +150,8 @@ class ChainWatch:
                     self._sessions.move_to_end(told.key)
                     self._go_on(watched, conversation, told.chain, describe)
                     return None
-        outline = _whole(told, describe, watched)
+        links = low_32(hashes)
+        outline = _whole(links, describe, watched)
         if outline is None:
             return None
         found = self._find(told, outline)
@@ -166,7 +167,7 @@ class ChainWatch:
                 self._drop(watched, before)
             self._count(watched, broken)
         self._sessions[told.key] = watched
-        self._begin(watched, told, outline)
+        self._begin(watched, told, outline, links)
         return broken
 
     def look(self, told: Told, describe: Describe) -> Break | None:
@@ -174,7 +175,7 @@ class ChainWatch:
         watched = self._sessions.get(told.key)
         if watched is not None and any(each.leads_to(told.chain.hashes) for each in watched.conversations):
             return None
-        outline = _whole(told, describe, watched)
+        outline = _whole(low_32(told.chain.hashes), describe, watched)
         found = self._find(told, outline) if outline is not None else None
         return found[2] if found is not None else None
 
@@ -237,14 +238,14 @@ class ChainWatch:
         if count > conversation.final or chain.ends[-1] > conversation.end:
             _settle(conversation, chain)
 
-    def _begin(self, watched: _Watched, told: Told, outline: Outline) -> None:
-        """A prompt that goes on from none, as the session's latest."""
+    def _begin(self, watched: _Watched, told: Told, outline: Outline, links: "array[int]") -> None:
+        """A prompt that goes on from none, as the session's latest. `links`: of all its segments."""
         if told.derived:
             self._openings[opening_shape(outline, told.chain.opening)] = told.key
             if len(self._openings) > _MOST_OPENINGS:
                 self._openings.popitem(last=False)
         outline.cut(_MOST_SEGMENTS)
-        conversation = _Conversation(0, 0, 0, outline, low_32(told.chain.hashes[: len(outline)]))
+        conversation = _Conversation(0, 0, 0, outline, links[: len(outline)])
         _settle(conversation, told.chain)
         watched.conversations.insert(0, conversation)
         self._bytes += _SEGMENT_BYTES * len(outline)
@@ -272,19 +273,18 @@ class ChainWatch:
             self._bytes -= _SESSION_BYTES + _SEGMENT_BYTES * segments
 
 
-def _whole(told: Told, describe: Describe, watched: _Watched | None) -> Outline | None:
-    """The outline of a whole prompt; `None` where there is none that fits its chain.
+def _whole(links: "array[int]", describe: Describe, watched: _Watched | None) -> Outline | None:
+    """The outline of a whole prompt, whose chain has these links; `None` where there is none that fits it.
 
     What a conversation of the session has in common with it is taken from there: a compaction, or an edit far
     down, leaves most of a prompt as it was.
     """
-    hashes = told.chain.hashes
-    count = len(hashes)
+    count = len(links)
     known, common = Drawing().outline(), 0
     if watched is not None:
-        links = low_32(hashes).tobytes()
+        sought = links.tobytes()
         for conversation in watched.conversations:
-            shared = common_length(conversation.links.tobytes(), links) // conversation.links.itemsize
+            shared = common_length(conversation.links.tobytes(), sought) // links.itemsize
             if shared > common:
                 known, common = conversation.outline, shared
     # A payload's first segment tells of all of it, and the last common one may go on in another way: in the

@@ -7,6 +7,7 @@ hashes are of single segments and not of all that precede them.
 from array import array
 from collections.abc import Callable, Sequence
 from enum import StrEnum
+from sys import byteorder
 from typing import Any, Final
 
 from router.base.common import common_length
@@ -21,6 +22,8 @@ PROMPT: Final = 3
 ROLES: Final = ("system", "developer", "user", "assistant", "tool", "item")
 FIRST_ROLE: Final = 4
 """The tag of a message of the first of `ROLES`; the others follow. The last is for all that has no role."""
+NO_HASH: Final = bytes(8)
+"""In the place of one where there is none."""
 CONTINUES: Final = 0x80
 """Set in the tag of a segment that is no beginning but a further stretch of what the one before it is of."""
 
@@ -51,14 +54,21 @@ _FIRST_MESSAGE: Final = _PARTS.index(Part.MESSAGE)
 _MESSAGES: Final = bytes(tag | more for tag in range(_FIRST_MESSAGE, len(_PARTS)) for more in (0, CONTINUES))
 
 _LOW_32: Final = 0xFFFF_FFFF
-_NONE: Final = array("I")
-"""A copy of it is made in a quarter of the time that a new one takes."""
+_LOW_HALF: Final = 0 if byteorder == "little" else 1
 
 
 def low_32(hashes: Sequence[Any]) -> "array[int]":
-    """32 bits of each of these hashes of 64."""
-    # As objects, which they are: compiled code would look first whether each fits a register.
-    return array("I", [each & _LOW_32 for each in hashes])
+    """32 bits of each of these hashes of 64, none of which is wider."""
+    # Every other half of them all, as they lie in memory: a mask makes a new object of each.
+    return array("I", array("Q", hashes).tobytes())[_LOW_HALF::2]
+
+
+def _low_halves(digests: list[bytes]) -> "array[int]":
+    """The same of hashes as `digest64` makes them."""
+    halves = array("I", b"".join(digests))[1::2]
+    if byteorder == "little":
+        halves.byteswap()
+    return halves
 
 
 def add_low_32(to: "array[int]", hashes: Sequence[Any]) -> None:
@@ -167,19 +177,23 @@ class Drawing:
     __slots__ = ("own", "shapes", "tags")
 
     def __init__(self) -> None:
-        self.tags = bytearray()
-        self.own = _NONE[:]
-        self.shapes = _NONE[:]
+        self.tags: list[int] = []
+        self.own: list[bytes] = []
+        self.shapes: list[bytes] = []
 
-    def add(self, tag: int, own: Any, shape: Any) -> None:
-        """One more segment (`Outline.tags`, `own`, `shapes`), with hashes of any width."""
+    def add(self, tag: int, own: bytes, shape: bytes) -> None:
+        """One more segment (`Outline.tags`, `own`, `shapes`), with hashes as `digest64` makes them."""
         self.tags.append(tag)
-        self.own.append(own & _LOW_32)
-        self.shapes.append(shape & _LOW_32)
+        self.own.append(own)
+        self.shapes.append(shape)
 
     def outline(self, skipped: int = 0) -> Outline:
         """What was drawn, but for the first so many segments."""
-        return Outline(self.tags[skipped:], self.own[skipped:], self.shapes[skipped:])
+        return Outline(
+            bytearray(self.tags[skipped:]),
+            _low_halves(self.own[skipped:]),
+            _low_halves(self.shapes[skipped:]),
+        )
 
 
 Describe = Callable[[int], Outline | None]

@@ -11,7 +11,7 @@ in the payload, so a text that grows at its end keeps the segments it had.
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec import UNSET, Raw
@@ -137,7 +137,9 @@ class Segments:
         """
         self.messages, self.billing = messages, billing
         hashes, ends = self.hashes, self.ends
-        last, end = hashes[-1], ends[-1]
+        # As an object, which it is: a number is looked at each time for whether it is small.
+        last: Any = hashes[-1]
+        end = ends[-1]
         first = 0
         for message in messages:
             # Most messages are a role and a content, and need no more than these two side by side.

@@ -6,10 +6,11 @@ Walks a decoded body as `fingerprint` does, and hashes each payload by itself.
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from router.core.hashing import hash64
+from router.core.hashing import digest64, hash64
 from router.core.outline import (
     CONTINUES,
     FIRST_ROLE,
+    NO_HASH,
     PROMPT,
     ROLES,
     ROOT,
@@ -30,13 +31,15 @@ _ASSISTANT: Final = FIRST_ROLE + ROLES.index("assistant")
 # much of a message as has the time at its head, be it in a block. What follows counts as it is.
 _SHAPED: Final = 1 << 15
 _SHAPED_MESSAGE: Final = 1 << 7
-# No UTF-8 holds this byte, so what becomes one was a digit. `translate` would leave them out itself, but
-# takes longer to note which than to look at what is mostly a hundred bytes.
-_GONE: Final = 0xFF
-_WITHOUT_DIGITS: Final = bytes(_GONE if digit in b"0123456789" else digit for digit in range(256))
+# No UTF-8 holds these two bytes. What becomes the one was a digit: `translate` would leave digits out itself,
+# but takes twice as long for it.
+_GONE: Final = b"\xff"
+_BETWEEN: Final = b"\xfe"
+_WITHOUT_DIGITS: Final = bytes(_GONE[0] if digit in b"0123456789" else digit for digit in range(256))
 _QUOTE: Final = ord('"')
 _join: Final = b"".join
 _hash64: Final = hash64
+_digest64: Final = digest64
 """Found at once: what another module defines is looked up by its name."""
 
 
@@ -82,16 +85,16 @@ class _Walk(Segments):
     def __init__(self, root: int) -> None:
         super().__init__(root)
         self.drawing = Drawing()
-        self.drawing.add(ROOT, root, 0)
+        self.drawing.add(ROOT, root.to_bytes(8, "big"), NO_HASH)
         self._tag = PROMPT
 
     def add(self, payload: bytes) -> None:
-        drawn = self.drawing.own
-        before = len(drawn)
-        _add(self.drawing, payload, self._tag)
+        before = len(self.drawing.own)
+        _add(self.drawing, [payload], [self._tag])
         # The base counts what it has added by these.
-        self.hashes += drawn[before:]
-        self.ends += drawn[before:]
+        added = [0] * (len(self.drawing.own) - before)
+        self.hashes += added
+        self.ends += added
 
     def add_tools(self, tools: bytes) -> None:
         self._tag = TOOLS
@@ -102,12 +105,16 @@ class _Walk(Segments):
         super().add_system(system)
 
     def add_messages(self, messages: Sequence[Message], *, billing: bool = False, opening: int = 0) -> int:
+        payloads: list[bytes] = []
+        tags: list[int] = []
         for message in messages:
             payload, tag, objects = _payload(message, billing=billing)
             self.care -= objects
             if self.care < 0:
                 break
-            _add(self.drawing, payload, tag)
+            payloads.append(payload)
+            tags.append(tag)
+        _add(self.drawing, payloads, tags)
         return opening
 
     def add_prompt(self, prompt: bytes) -> None:
@@ -132,28 +139,35 @@ def _end(messages: Sequence[Message], billing: bool, count: int) -> Outline | No
         segments += 1 if len(payload) <= CHUNK else -(-len(payload) // CHUNK)
     if segments < count:
         return None
+    payloads.reverse()
+    tags.reverse()
     drawing = Drawing()
-    for at in range(len(tags) - 1, -1, -1):
-        _add(drawing, payloads[at], tags[at])
+    _add(drawing, payloads, tags)
     return drawing.outline(segments - count)
 
 
-def _add(drawing: Drawing, payload: bytes, tag: int) -> None:
-    """The segments of one payload."""
-    size = len(payload)
-    shaped = _SHAPED_MESSAGE if tag >= _USER else _SHAPED
-    head: bytes = payload
-    rest: Any = 0
-    if size > shaped:
-        head, rest = payload[:shaped], _hash64(payload[shaped:])
-    own: Any = _hash64(head, rest)
-    shape: Any = own
-    bare = head.translate(_WITHOUT_DIGITS)
-    if _GONE in bare:
-        shape = _hash64(bare.replace(b"\xff", b""), rest)
-    drawing.add(tag, own if size <= CHUNK else _hash64(payload[:CHUNK]), shape)
-    for at in range(CHUNK, size, CHUNK):
-        drawing.add(tag | CONTINUES, _hash64(payload[at : at + CHUNK]), 0)
+def _add(drawing: Drawing, payloads: list[bytes], tags: list[int]) -> None:
+    """The segments of these payloads, each of what its tag says."""
+    heads: list[bytes] = []
+    rests: list[Any] = []
+    for at, payload in enumerate(payloads):
+        shaped = _SHAPED_MESSAGE if tags[at] >= _USER else _SHAPED
+        if len(payload) > shaped:
+            heads.append(payload[:shaped])
+            rests.append(_hash64(payload[shaped:]))
+        else:
+            heads.append(payload)
+            rests.append(0)
+    # All at once, for what a call costs.
+    bare = _BETWEEN.join(heads).translate(_WITHOUT_DIGITS).replace(_GONE, b"").split(_BETWEEN)
+    for at, payload in enumerate(payloads):
+        head, rest, tag = heads[at], rests[at], tags[at]
+        own: bytes = _digest64(head, rest)
+        shape: bytes = own if len(bare[at]) == len(head) else _digest64(bare[at], rest)
+        size = len(payload)
+        drawing.add(tag, own if size <= CHUNK else _digest64(payload[:CHUNK]), shape)
+        for place in range(CHUNK, size, CHUNK):
+            drawing.add(tag | CONTINUES, _digest64(payload[place : place + CHUNK]), NO_HASH)
 
 
 def _payload(message: Message, *, billing: bool) -> tuple[bytes, int, int]:
@@ -166,6 +180,8 @@ def _payload(message: Message, *, billing: bool) -> tuple[bytes, int, int]:
             pass
         else:
             if payload[-1] == _QUOTE and not (billing and payload.startswith(b'"system"')):
+                if payload.startswith(b'"user"'):
+                    return payload, _USER, 0
                 return payload, _tag(payload[: len(role)]), 0
     objects = 1 + bytes(message.get("content", b"")).count(b"{")
     tag = _tag(bytes(message.get("role", b"")))
@@ -175,9 +191,7 @@ def _payload(message: Message, *, billing: bool) -> tuple[bytes, int, int]:
 
 
 def _tag(role: bytes) -> int:
-    """The tag of a message, from its role as sent: of the most usual ones without a look into the table."""
-    if role == b'"user"':
-        return _USER
+    """The tag of a message, from its role as sent: of the most usual one without a look into the table."""
     if role == b'"assistant"':
         return _ASSISTANT
     return _ROLE_TAGS.get(role, _ITEM)

@@ -39,6 +39,7 @@ from router.telemetry.recent import RecentDecisions
 from router.telemetry.shadow import shadow_fields
 from router.telemetry.timelines import Timelines
 from support.reloads import Reloads
+from tests.support.digests import digest
 
 SEGMENT_BYTES = 6000
 """Some 1500 tokens."""
@@ -326,7 +327,7 @@ def _outline(texts: Sequence[int], first: int) -> Outline:
     for at, text in enumerate(texts):
         if at >= first:
             tag = SYSTEM if at == 0 else USER if at % 2 else REPLY
-            made.add(tag, text, text & ((1 << _SHAPE) - 1))
+            made.add(tag, digest(text), digest(text & ((1 << _SHAPE) - 1)))
     return made.outline()
 
 

@@ -5,10 +5,11 @@ import re
 import pytest
 
 from router.core.breaks import MEANT, Break, Cause, find_difference
-from router.core.hashing import hash64
+from router.core.hashing import digest64
 from router.core.outline import (
     CONTINUES,
     FIRST_ROLE,
+    NO_HASH,
     PROMPT,
     ROLES,
     ROOT,
@@ -28,14 +29,16 @@ SHORT = {"u": "m-user", "a": "m-assistant", "t": "m-tool", "s": "m-system"}
 def prompt(written: str, root: str = "model") -> Outline:
     """Words of `part:text`; `+` in a text begins a further stretch of it."""
     made = Drawing()
-    made.add(ROOT, hash64(root.encode()), 0)
+    made.add(ROOT, digest64(root.encode()), NO_HASH)
     for word in written.split():
         name, _, text = word.partition(":")
         tag = TAGS[SHORT.get(name, name)]
         for place, stretch in enumerate(text.split("+")):
             whole = re.sub(r"\d", "", text).encode()
             made.add(
-                tag | (CONTINUES if place else 0), hash64(stretch.encode()), 0 if place else hash64(whole)
+                tag | (CONTINUES if place else 0),
+                digest64(stretch.encode()),
+                NO_HASH if place else digest64(whole),
             )
     return made.outline()
 

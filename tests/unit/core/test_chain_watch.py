@@ -11,9 +11,19 @@ from router.base.ids import OPEN_TENANT, ReplicaId, SessionKey, TenantId
 from router.core.breaks import Cause
 from router.core.chain_watch import ChainWatch, Told, told
 from router.core.decide import Decision, Kind
-from router.core.hashing import hash64
+from router.core.hashing import digest64, hash64
 from router.core.model import Model
-from router.core.outline import CONTINUES, FIRST_ROLE, PROMPT, ROLES, ROOT, Drawing, Outline, Part
+from router.core.outline import (
+    CONTINUES,
+    FIRST_ROLE,
+    NO_HASH,
+    PROMPT,
+    ROLES,
+    ROOT,
+    Drawing,
+    Outline,
+    Part,
+)
 from router.core.request import EMPTY_CHAIN, Chain, Turn
 
 A, B = SessionKey("a"), SessionKey("b")
@@ -44,7 +54,11 @@ class Prompt:
             if at >= first:
                 tag = PROMPT if self.plain else SYSTEM if at == 1 else USER if at % 2 == 0 else REPLY
                 shape = "".join(sign for sign in text if not sign.isdigit())
-                made.add(tag if at else ROOT, hash64(text.encode()), hash64(shape.encode()) if at else 0)
+                made.add(
+                    tag if at else ROOT,
+                    digest64(text.encode()),
+                    digest64(shape.encode()) if at else NO_HASH,
+                )
         self.described += len(made.tags)
         return made.outline()
 
@@ -102,11 +116,11 @@ class Long(Prompt):
 
     def describe(self, first: int) -> Outline:
         made = Drawing()
-        made.add(ROOT, 7, 0)
+        made.add(ROOT, digest64(b"root"), NO_HASH)
         for text in self.texts:
             for at, letter in enumerate(text):
-                tag, shape = (USER | CONTINUES, 0) if at else (USER, hash64(text.encode()))
-                made.add(tag, hash64(letter.encode()), shape)
+                tag, shape = (USER | CONTINUES, NO_HASH) if at else (USER, digest64(text.encode()))
+                made.add(tag, digest64(letter.encode()), shape)
         return made.outline(first)
 
 

@@ -14,6 +14,7 @@ from router.core.outline import (
     low_32,
     opening_shape,
 )
+from tests.support.digests import digest
 
 USER, ASSISTANT = FIRST_ROLE + ROLES.index("user"), FIRST_ROLE + ROLES.index("assistant")
 
@@ -21,7 +22,7 @@ USER, ASSISTANT = FIRST_ROLE + ROLES.index("user"), FIRST_ROLE + ROLES.index("as
 def outline(*segments: tuple[int, int] | tuple[int, int, int]) -> Outline:
     made = Drawing()
     for segment in segments:
-        made.add(segment[0], segment[1], segment[2] if len(segment) == 3 else segment[1])
+        made.add(segment[0], digest(segment[1]), digest(segment[2] if len(segment) == 3 else segment[1]))
     return made.outline()
 
 
@@ -55,7 +56,7 @@ def test_a_system_message_is_of_the_system_prompt_and_has_a_number():
     assert (made.part(1), made.message(1), made.role(1)) == (Part.SYSTEM, 0, "system")
 
 
-def test_hashes_of_any_width_are_cut_to_32_bits():
+def test_hashes_are_cut_to_32_bits():
     made = outline((USER, (1 << 64) - 1, 1 << 40))
     assert (made.own[0], made.shapes[0]) == ((1 << 32) - 1, 0)
     assert list(low_32((3 << 40 | 5, 1, (1 << 64) - 2))) == [5, 1, (1 << 32) - 2]
@@ -70,7 +71,7 @@ def test_hashes_of_any_width_are_cut_to_32_bits():
 def test_an_outline_may_leave_out_the_first_that_were_drawn():
     made = Drawing()
     for number in range(4):
-        made.add(USER, number, 10 + number)
+        made.add(USER, digest(number), digest(10 + number))
     behind = made.outline(3)
     assert (list(behind.tags), list(behind.own), list(behind.shapes)) == ([USER], [3], [13])
 

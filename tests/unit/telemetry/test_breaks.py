@@ -6,6 +6,7 @@ from router.core.chain_watch import ChainWatch, Told
 from router.core.outline import FIRST_ROLE, ROOT, Drawing, Outline, Part
 from router.core.request import Chain
 from router.telemetry.breaks import break_fields, breaks_overview, session_breaks
+from tests.support.digests import digest
 
 KEY = SessionKey("k")
 
@@ -13,7 +14,7 @@ KEY = SessionKey("k")
 def told(*segments: int) -> tuple[Told, Outline]:
     drawing = Drawing()
     for place, segment in enumerate(segments):
-        drawing.add(FIRST_ROLE + 2 if place else ROOT, segment, segment)
+        drawing.add(FIRST_ROLE + 2 if place else ROOT, digest(segment), digest(segment))
     ends = tuple(400 * place for place in range(len(segments)))
     hashes = tuple(hash(segments[: place + 1]) & (1 << 64) - 1 for place in range(len(segments)))
     return Told(KEY, Chain(hashes, ends, 2), False, ends[-1] // 4, 0, 10.0), drawing.outline()
