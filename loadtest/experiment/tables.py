@@ -29,10 +29,11 @@ def arms_table(outcomes: Mapping[str, Sequence[Outcome]]) -> str:
 
 
 def turns_table(outcomes: Mapping[str, Outcome]) -> str:
-    """A row an arm, of one session alone: what was computed of it, and each turn's time to first token."""
+    """A row an arm, of one session alone: how many tokens its prompts had, what was
+    computed of them, and each turn's time to first token."""
     turns = max(len(outcome.answered) for outcome in outcomes.values())
-    rows = [["arm", "prefill tokens", *(f"turn {turn + 1}" for turn in range(turns))]]
+    rows = [["arm", "prompt tokens", "prefill tokens", *(f"turn {turn + 1}" for turn in range(turns))]]
     for arm, outcome in outcomes.items():
         times = [f"{one.ttft_s * 1000:.0f} ms" for one in outcome.answered]
-        rows.append([arm, f"{outcome.computed_tokens}", *times])
+        rows.append([arm, f"{outcome.prompt_tokens}", f"{outcome.computed_tokens}", *times])
     return "\n".join(table(rows))

@@ -40,8 +40,9 @@ class Item:
     """How long each of them takes."""
 
 
-def workload(requests: int, seed: int, token_bytes: int = TOKEN_BYTES) -> list[Item]:
-    """Items of so many requests together, shuffled."""
+def workload(requests: int, seed: int, token_bytes: int = TOKEN_BYTES, framing: int = 0) -> list[Item]:
+    """Items of so many requests together, shuffled. `framing`: the tokens that a chat template puts around a
+    message of the user and its answer, by which the texts are shorter."""
     chance = Random(seed)
     system = text(chance, SYSTEM_TOKENS, token_bytes)
     counts = {kind: round(requests * share) for kind, share in SHARES.items()}
@@ -49,26 +50,32 @@ def workload(requests: int, seed: int, token_bytes: int = TOKEN_BYTES) -> list[I
         Item(
             "system",
             "",
-            [_message("system", system), _message("user", text(chance, QUESTION_TOKENS, token_bytes))],
+            [
+                _message("system", system),
+                _message("user", text(chance, QUESTION_TOKENS - framing, token_bytes)),
+            ],
         )
         for _ in range(counts["system"])
     ]
-    items += [agent(chance, f"agent-{number}", token_bytes) for number in range(counts["agent"] // TURNS)]
     items += [
-        Item("question", "", [_message("user", text(chance, QUESTION_TOKENS, token_bytes))])
+        agent(chance, f"agent-{number}", token_bytes, framing) for number in range(counts["agent"] // TURNS)
+    ]
+    items += [
+        Item("question", "", [_message("user", text(chance, QUESTION_TOKENS - framing, token_bytes))])
         for _ in range(counts["question"])
     ]
     chance.shuffle(items)
     return items
 
 
-def agent(chance: Random, session: str, token_bytes: int = TOKEN_BYTES) -> Item:
-    """An agent's session."""
+def agent(chance: Random, session: str, token_bytes: int = TOKEN_BYTES, framing: int = 0) -> Item:
+    """An agent's session. `framing`: as in `workload`."""
     opening = [
         _message("system", text(chance, AGENT_TOKENS // 2, token_bytes)),
-        _message("user", text(chance, AGENT_TOKENS // 2, token_bytes)),
+        _message("user", text(chance, AGENT_TOKENS // 2 - framing, token_bytes)),
     ]
-    added = [text(chance, TURN_TOKENS - ANSWER_TOKENS, token_bytes) for _ in range(TURNS - 1)]
+    new = TURN_TOKENS - ANSWER_TOKENS - framing
+    added = [text(chance, new, token_bytes) for _ in range(TURNS - 1)]
     tools_s = [chance.expovariate(1.0 / TOOL_S) for _ in added]
     return Item("agent", session, opening, added, tools_s)
 

@@ -37,6 +37,8 @@ _NAMES: Final = "abc"
 _KV_TOKENS: Final = 22_000
 """Of each replica, as in the simulated experiment."""
 _TOKEN_BYTES: Final = 1
+_FRAMING: Final = len("_user\n__assistant\n_")
+"""What the model's template puts around a message and its answer; an underscore is a token of its own."""
 _ROUND_ROBIN: Final = {"strategy": "round-robin", "queue": {"order": "engine"}}
 _SETTLE_S: Final = 3.0
 """For agents, router and pool to have heard of one another."""
@@ -44,8 +46,8 @@ _SETTLE_S: Final = 3.0
 
 def measure(folder: Path, requests: int, concurrency: int) -> None:
     """All arms, and one agent's turns in each, alone and before all else."""
-    items = workload(requests, 0, _TOKEN_BYTES)
-    alone = agent(Random(0), "alone", _TOKEN_BYTES)
+    items = workload(requests, 0, _TOKEN_BYTES, _FRAMING)
+    alone = agent(Random(0), "alone", _TOKEN_BYTES, _FRAMING)
     outcomes: dict[str, Outcome] = {}
     turns: dict[str, Outcome] = {}
     for number, arm in enumerate(ARMS):

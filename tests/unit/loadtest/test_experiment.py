@@ -93,6 +93,13 @@ def test_a_token_is_as_many_bytes_as_who_answers_takes_for_one():
     assert max(lengths[1]) == 4000
 
 
+def test_what_a_template_puts_around_texts_is_left_out_of_them():
+    bare, framed = (agent(Random(1), "a", 1, framing) for framing in (0, 20))
+    (system, asked), (same, less) = ([len(one["content"]) for one in item.opening] for item in (bare, framed))
+    assert (system, asked) == (same, less + 20) == (AGENT_TOKENS // 2, AGENT_TOKENS // 2)
+    assert [{len(text) for text in item.additions} for item in (bare, framed)] == [{380}, {360}]
+
+
 def test_tables_show_medians_over_seeds_beside_the_first_arm():
     def outcome(computed: int, *times_s: float) -> Outcome:
         answered = [
@@ -108,7 +115,7 @@ def test_tables_show_medians_over_seeds_beside_the_first_arm():
     assert head[-2:] == ["prefill", "work"]
     assert turns_table({"off": off[0], "both": off[1]}).splitlines()[1].split()[:4] == [
         "off",
+        "2000",
         "1000",
         "100",
-        "ms",
     ]
