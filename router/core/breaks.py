@@ -97,6 +97,10 @@ _WORDS: Final = {
 }
 
 
+_COMPARED: Final = 64
+"""How many messages are held against one another in their places, from the first that differs on."""
+
+
 def find_difference(before: Outline, after: Outline) -> Difference:
     """Compare a prompt with the one before it, which it does not go on from."""
     common = before.common(after)
@@ -157,16 +161,16 @@ def _in_place(before: Outline, after: Outline, old_begins: list[int], new_begins
         return False
     if len(old_begins) == 1:
         return True
-    both = min(len(old_begins), len(new_begins)) - 1
-    wanted, may_differ = (both + 1) // 2, both // 2
-    for place in range(1, both + 1):
+    both = min(len(old_begins), len(new_begins), _COMPARED)
+    same = differ = 0
+    for place in range(1, both):
         old, new = old_begins[place], new_begins[place]
-        if before.own[old] == after.own[new] or before.shapes[old] == after.shapes[new]:
-            wanted -= 1
-            if not wanted:
-                return True
-        else:
-            may_differ -= 1
-            if may_differ < 0:
-                return False
-    return False
+        if before.own[old] == after.own[new]:
+            same += 1
+        elif shape := before.shapes[old]:
+            other = after.shapes[new]
+            if shape == other:
+                same += 1
+            elif other:
+                differ += 1
+    return 0 < same >= differ

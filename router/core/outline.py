@@ -88,7 +88,8 @@ class Outline:
         self.own = own
         """32 bits of each segment's own hash. Two that differ are taken for equal once in four billion."""
         self.shapes = shapes
-        """At a beginning, 32 bits of a hash of the whole payload without its digits; 0 elsewhere."""
+        """At a beginning, 32 bits of a hash of the whole payload without its digits; 0 elsewhere, and where
+        none was made: amid a long history that came at once."""
 
     def __len__(self) -> int:
         return len(self.tags)

@@ -31,10 +31,12 @@ _ASSISTANT: Final = FIRST_ROLE + ROLES.index("assistant")
 # much of a message as has the time at its head, be it in a block. What follows counts as it is.
 _SHAPED: Final = 1 << 15
 _SHAPED_MESSAGE: Final = 1 << 7
-# No UTF-8 holds these two bytes. What becomes the one was a digit: `translate` would leave digits out itself,
-# but takes twice as long for it.
+# And of how many messages, the first and the last of those that are described at once: of most histories all,
+# as a turn adds a few. One that comes whole and long is told apart by its messages' hashes alone in between.
+_SHAPED_EACH: Final = 8
+# No UTF-8 holds this byte, so what becomes one was a digit: `translate` would leave digits out itself, but
+# takes twice as long for it.
 _GONE: Final = b"\xff"
-_BETWEEN: Final = b"\xfe"
 _WITHOUT_DIGITS: Final = bytes(_GONE[0] if digit in b"0123456789" else digit for digit in range(256))
 _QUOTE: Final = ord('"')
 _join: Final = b"".join
@@ -148,26 +150,28 @@ def _end(messages: Sequence[Message], billing: bool, count: int) -> Outline | No
 
 def _add(drawing: Drawing, payloads: list[bytes], tags: list[int]) -> None:
     """The segments of these payloads, each of what its tag says."""
-    heads: list[bytes] = []
-    rests: list[Any] = []
+    count = len(payloads)
     for at, payload in enumerate(payloads):
-        shaped = _SHAPED_MESSAGE if tags[at] >= _USER else _SHAPED
-        if len(payload) > shaped:
-            heads.append(payload[:shaped])
-            rests.append(_hash64(payload[shaped:]))
+        tag, size = tags[at], len(payload)
+        shape = NO_HASH
+        if tag < _USER:
+            shape = _shape(payload, _SHAPED)
+        elif at < _SHAPED_EACH or at >= count - _SHAPED_EACH:
+            shape = _shape(payload, _SHAPED_MESSAGE)
+        if size <= CHUNK:
+            drawing.add(tag, _digest64(payload), shape)
         else:
-            heads.append(payload)
-            rests.append(0)
-    # All at once, for what a call costs.
-    bare = _BETWEEN.join(heads).translate(_WITHOUT_DIGITS).replace(_GONE, b"").split(_BETWEEN)
-    for at, payload in enumerate(payloads):
-        head, rest, tag = heads[at], rests[at], tags[at]
-        own: bytes = _digest64(head, rest)
-        shape: bytes = own if len(bare[at]) == len(head) else _digest64(bare[at], rest)
-        size = len(payload)
-        drawing.add(tag, own if size <= CHUNK else _digest64(payload[:CHUNK]), shape)
-        for place in range(CHUNK, size, CHUNK):
-            drawing.add(tag | CONTINUES, _digest64(payload[place : place + CHUNK]), NO_HASH)
+            drawing.add(tag, _digest64(payload[:CHUNK]), shape)
+            for place in range(CHUNK, size, CHUNK):
+                drawing.add(tag | CONTINUES, _digest64(payload[place : place + CHUNK]), NO_HASH)
+
+
+def _shape(payload: bytes, shaped: int) -> bytes:
+    """The hash of a payload without the digits among its first so many bytes."""
+    if len(payload) <= shaped:
+        return _digest64(payload.translate(_WITHOUT_DIGITS).replace(_GONE, b""))
+    bare = payload[:shaped].translate(_WITHOUT_DIGITS).replace(_GONE, b"")
+    return _digest64(bare, _hash64(payload[shaped:]))
 
 
 def _payload(message: Message, *, billing: bool) -> tuple[bytes, int, int]:

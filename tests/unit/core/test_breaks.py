@@ -90,6 +90,18 @@ def test_the_part_that_differs_and_what_became_of_it(
     assert (found.part, found.cause, found.message) == (part, cause, message)
 
 
+def test_messages_without_a_shape_speak_neither_for_nor_against_being_in_their_places():
+    before = prompt("u:at-1 a:b u:c-1 a:d u:e")
+    after = prompt("u:at-2 a:x u:c-2 a:y u:z a:more")
+    assert find_difference(before, after).cause is Cause.OTHER
+    for at in (2, 4, 5):
+        before.shapes[at] = 0
+    assert find_difference(before, after).cause is Cause.DIGITS
+    # Nothing at all is known of what follows.
+    before.shapes[3] = 0
+    assert find_difference(before, after).cause is Cause.OTHER
+
+
 def test_another_model_template_or_tenant_is_no_matter_of_messages():
     found = find_difference(prompt("s:S u:x"), prompt("s:S u:x a:y", root="template"))
     assert (found.part, found.cause, found.common) == (Part.PARAMETERS, Cause.CHANGED, 0)

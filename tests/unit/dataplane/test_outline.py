@@ -97,6 +97,31 @@ def test_the_end_of_an_outline_is_the_same_alone(path: str, body: dict[str, Any]
         )
 
 
+def test_digits_are_looked_for_in_the_first_and_last_messages_of_a_long_history_and_in_all_that_are_added():
+    history = [say("system", "s"), *(say("user", f"message {at} of many") for at in range(40))]
+    whole = outline({"messages": history})
+    unknown = [at for at, shape in enumerate(whole.shapes) if not shape]
+    # The root, and those amid the history: the system message is the first of the first eight.
+    assert unknown == [0, *range(9, 42 - 8)]
+    told = read({"messages": history}).outline
+    assert told is not None
+    for first in (2, 20, 36):
+        end = told(first)
+        assert end is not None
+        assert (end.tags, end.own) == (whole.tags[first:], whole.own[first:])
+        assert all(end.shapes[:8]), "what is told from anywhere begins with a shape"
+
+
+def test_a_clock_in_a_message_is_told_where_either_prompt_had_a_look_at_it():
+    def later(minute: int, more: int = 0) -> dict[str, Any]:
+        note = say("user", f"It is 10:{minute} now")
+        return turns("s", *[say("assistant", "a")] * 30, note, *[say("assistant", "b")] * (3 + more))
+
+    assert difference(CHAT, later(30), later(31)) == (Part.MESSAGE, Cause.DIGITS, 32)
+    # Told as changed where it lay amid a history that came at once.
+    assert difference(CHAT, later(30, 20), later(31, 20)) == (Part.MESSAGE, Cause.CHANGED, 32)
+
+
 def test_a_body_without_a_prompt_has_none():
     assert read({}).outline is None
     assert read({"messages": []}).outline is None
