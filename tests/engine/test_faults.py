@@ -397,6 +397,10 @@ def test_others_are_preempted_while_a_request_loads(
     """A load comes drop by drop and keeps its 110 of 599 blocks, while twelve others are loaded from the
     replica's own agent and grow, until there is no room and the engine preempts. Then the rest comes. All
     answer as if they had been alone."""
+    # With room in its agent's arena: what one that was preempted finds there may otherwise be given up for
+    # what others save, before it is loaded.
+    agent_of(b).kill()
+    agent_of(b).start()
     reconnected(a, b)
     oracle = a.ask(prompt, tokens=8).said[0]
     chance = random.Random("growing")
