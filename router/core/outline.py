@@ -190,11 +190,10 @@ class Drawing:
 
     def outline(self, skipped: int = 0) -> Outline:
         """What was drawn, but for the first so many segments."""
-        return Outline(
-            bytearray(self.tags[skipped:]),
-            _low_halves(self.own[skipped:]),
-            _low_halves(self.shapes[skipped:]),
-        )
+        count = len(self.tags) - skipped
+        # Both at once: of the one or two messages that a turn adds, most is what the calls cost.
+        halves = _low_halves(self.own[skipped:] + self.shapes[skipped:])
+        return Outline(bytearray(self.tags[skipped:]), halves[:count], halves[count:])
 
 
 Describe = Callable[[int], Outline | None]
